@@ -3,8 +3,8 @@
     from asterism import attend, patterns
     out = attend(q, k, v, patterns.fixed(stride=128, summary=8))
 
-What needs torch is imported when it is first asked for. The operators of attention are registered with torch when a
-program that was exported is read: torch finds them there by their names alone.
+Names that need torch are imported at first use. The operators of attention are registered with torch when a program
+that was exported is read: torch finds them there by their names alone.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Calls of a closed vocabulary, written as text: Python's grammar reads them, and nothing is ever evaluated.
+"""Reads calls of a closed vocabulary from text, with Python's grammar and without evaluating anything.
 
 What patterns, readers and modalities share: the syntax tree of a text, and the arguments of a call put to a function or
 refused in one line. Who may be called, and which values an argument may have, is the vocabulary's to say: that of
@@ -41,7 +41,7 @@ class Calls(dict[str, str]):
 
     def _parsed(self, text: str) -> Any:
         refusal = ConfigurationError(
-            "not-a-call", f"{self.kind}: {quoted(text)} is no {self.kind}: write a call such as {self.example}"
+            "not-a-call", f"{self.kind}: cannot read {quoted(text)}: write a call such as {self.example}"
         )
         match expression(text):
             case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
@@ -53,7 +53,7 @@ class Calls(dict[str, str]):
                 if self.parentheses:
                     raise ConfigurationError(
                         "missing-parentheses",
-                        f"{self.kind}: {name} is a {self.kind}'s name and needs its parentheses: write {name}()",
+                        f"{self.kind}: {name} needs parentheses: write {name}()",
                     )
                 return call(f"{self.kind}: {name}", found, [], [], ConfigurationError)
             case _:

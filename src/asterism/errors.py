@@ -1,8 +1,8 @@
-"""The errors a user can meet.
+"""The errors that Asterism raises.
 
-Every message says what was asked, what was seen, which rule decides, and what to do. The first line stands alone: it
-is what the command line prints. `exit_code` is the status with which the command line ends, and `code` names the
-cause, for programs and tests.
+Every message says what was given, what is allowed, and what to do. Its first line is complete, because the command line
+prints only that line. `exit_code` is the status with which the command line ends, and `code` names the cause, for
+programs and tests.
 """
 
 import difflib
@@ -13,8 +13,8 @@ from typing import Any
 class AsterismError(Exception):
     """Base of every error raised on purpose by this library.
 
-    It is made of a code and a message. The code says what is wrong in words joined by hyphens, which stay the same when
-    the message is worded anew.
+    It has a code and a message. The code names the cause in words joined by hyphens, and does not change when the
+    message is reworded.
     """
 
     exit_code = 1
@@ -23,7 +23,7 @@ class AsterismError(Exception):
 
     @property
     def code(self) -> str:
-        """What is wrong, for programs."""
+        """The cause of the error, for programs."""
         return str(self.args[0])
 
     def __str__(self) -> str:

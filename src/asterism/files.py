@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, and reading that names what is damaged.
+"""Writes files and folders atomically, and names damaged ones on reading.
 
 A file or folder is written under a temporary name, flushed to disk and renamed, so that under its own name it is always
 whole, and nothing whole is removed before its successor is. Who is killed leaves hidden temporary names behind, which
@@ -76,9 +76,7 @@ def read_bytes(path: Path) -> bytes:
     except OSError as error:
         raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     if len(content) > LARGEST:
-        raise CheckpointError(
-            "file-too-large", f"{path} has more than {LARGEST:,} bytes, the most that are read of such a file"
-        )
+        raise CheckpointError("file-too-large", f"{path} is larger than the limit of {LARGEST:,} bytes for such a file")
     return content
 
 
@@ -128,7 +126,7 @@ def _require_file(path: Path) -> None:
         raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     if not stat.S_ISREG(mode):
         raise CheckpointError(
-            "not-a-regular-file", f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; a file is read here"
+            "not-a-regular-file", f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; give a regular file"
         )
 
 
@@ -140,7 +138,7 @@ def _refuse_complex(path: Path) -> None:
         raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     if names:
         raise CheckpointError(
-            "complex-weights", f"{path} has complex weights ({names[0]}), which no model here computes with"
+            "complex-weights", f"{path} has complex weights ({names[0]}), which no Asterism model supports"
         )
 
 

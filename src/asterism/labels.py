@@ -1,4 +1,4 @@
-"""Labels of tokens: what each place of a row is to predict. They are tensors, but torch is not needed to name them."""
+"""Labels of tokens, the targets of each index of a row: tensors, but this module needs no torch."""
 
 from typing import TYPE_CHECKING
 

@@ -18,7 +18,7 @@ def require_model(folder: Path, setting: str) -> None:
     if not any((folder / name).exists() for name in ("run.json", "config.json")):
         raise CheckpointError(
             "not-a-model-folder",
-            f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json",
+            f"{setting}: {folder} is not the folder of a model or a run: it has neither config.json nor run.json",
         )
 
 

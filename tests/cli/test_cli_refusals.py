@@ -52,7 +52,7 @@ from command_line import SHORT, Result, Run, refuses
         ("show 'causal(' -n 4", r"cannot be read as a pattern"),
         ("plan 'causal()' -n 4 --tile 0", r"--tile: must be a whole number of at least 1, got '0'"),
         ("plan 'causal()' -n 4 --tile 5", r"tile size must be .*, got 5"),
-        ("plan 'explicit(\"0:0\")' -n 4", r"explicit: the pattern covers 1 positions and 4 were asked for"),
+        ("plan 'explicit(\"0:0\")' -n 4", r"explicit: got 4 positions, but the pattern covers 1"),
         ("certify 'star()'", r"required: -n/--length"),
         ("certify 'star()' -n 70000", r"n must be from 1 to 65,536, got 70,000"),
         (
@@ -155,7 +155,7 @@ def test_data_that_cannot_be_used(run: Run, tmp_path: Path):
     (broken / "link").symlink_to(tmp_path / "missing")
     refuses(train(tmp_path / "missing"), 3, "there is no file or folder .*missing")
     refuses(train(empty), 3, "empty is empty")
-    refuses(train(short), 3, "the validation split of .*short has 20 bytes, a sequence of context 32 needs 33")
+    refuses(train(short), 3, "the validation split of .*short has 20 bytes, but a sequence of context 32 needs 33")
     refuses(train(nothing), 3, "nothing holds no files")
     refuses(train(nothing, "--record-length", "32"), 3, "nothing is a folder; records are read from a single file")
     refuses(train(broken), 3, "cannot read .*link: No such file or directory")

@@ -114,7 +114,7 @@ def test_a_damaged_library_gives_way_to_the_next(wheel, caplog):
     (wheel / "avx512_bf16.so").unlink()
     assert found() == wheel / "avx512.so"
     line = said(caplog)
-    assert f"{wheel / 'amx.so'} is damaged: install asterism-attention anew" in line and "avx512_bf16.so" in line
+    assert f"{wheel / 'amx.so'} is damaged: reinstall asterism-attention" in line and "avx512_bf16.so" in line
     assert "fewer instructions" in line
 
 
@@ -122,13 +122,13 @@ def unfit(wheel: Path, how: str) -> str:
     """Makes all libraries unfit, and gives a part of what must be said."""
     if how == "damaged":
         damage(*wheel.glob("*.so"))
-        return f"{wheel / 'baseline.so'} is damaged: install asterism-attention anew"
+        return f"{wheel / 'baseline.so'} is damaged: reinstall asterism-attention"
     if how == "other machine":
         change(wheel, machine="aarch64")
-        return "from a wheel for aarch64, and this machine is x86_64"
+        return "from a wheel for aarch64, but this machine is x86_64"
     if how == "other version":
         change(wheel, sources="0123456789abcdef")
-        return "built from other sources than those beside them: install asterism-attention anew"
+        return "built from other sources than those next to them: reinstall asterism-attention"
     (wheel / "libraries.json").write_text({"cut off": '{"machine": "x8', "no list": "[]"}[how])
     return f"{wheel / 'libraries.json'} cannot be read"
 

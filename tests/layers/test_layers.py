@@ -155,7 +155,7 @@ def test_half_size_queries_and_keys_have_half_the_parameters() -> None:
         (
             (32, 4, "fixed(stride=8, heads=2)"),
             PatternError,
-            "fixed(stride=8, heads=2) is a pattern of 2 heads and the attention has 4: make them equal",
+            "fixed(stride=8, heads=2) is for 2 heads, but the attention has 4: make them equal",
         ),
         (
             (32, 4, "across(dense(), step=2)"),
@@ -182,11 +182,11 @@ def test_attention_refuses(arguments: tuple, error: type[Exception], message: st
         ),
         (
             {"global_projections": []},
-            "global_projections must be different places of the sequence, counted from 0, got []",
+            "global_projections must be distinct positions, counted from 0, got []",
         ),
         (
             {"global_projections": [2, 2]},
-            "global_projections must be different places of the sequence, counted from 0, got [2, 2]",
+            "global_projections must be distinct positions, counted from 0, got [2, 2]",
         ),
     ],
 )

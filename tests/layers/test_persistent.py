@@ -348,13 +348,13 @@ def test_memory_grows_with_the_length(way: str) -> None:
         (
             "causal()",
             {"relative_positions": True},
-            "relative positions need a span: the furthest distance that is read",
+            "relative positions need a span, the largest distance that is read",
         ),
-        ("causal()", {"adaptive_span_ramp": 4}, "an adaptive span needs a span: the furthest distance that is read"),
+        ("causal()", {"adaptive_span_ramp": 4}, "an adaptive span needs a span, the largest distance that is read"),
         (
             "window(left=3, right=1)",
             {"span": 4},
-            "a span of 4 tokens is for causal patterns, and window(left=3, right=1) may read the future;"
+            "a span of 4 tokens is for causal patterns, but window(left=3, right=1) may read the future;"
             " write (window(left=3, right=1)) & causal(), or leave the span out",
         ),
     ],

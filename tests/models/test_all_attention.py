@@ -169,33 +169,33 @@ def test_a_new_model_starts_with_spans_of_zero_and_vectors_of_unit_size() -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"persistent_vectors": 0}, "has persistent vectors: set persistent_vectors to 1 or more"),
-        ({"attention_bias": True}, "has no bias in its attention: set attention_bias=False"),
-        ({"position_type": "rotary"}, "has no rotary positions: use position_type 'relative', "),
-        ({"global_projections": [0]}, "has no global_projections"),
+        ({"persistent_vectors": 0}, "needs persistent vectors: set persistent_vectors to 1 or more"),
+        ({"attention_bias": True}, "takes no bias in its attention: set attention_bias=False"),
+        ({"position_type": "rotary"}, "takes no rotary positions: use position_type 'relative', "),
+        ({"global_projections": [0]}, "takes no global_projections"),
         (
             {"mixers": "interleave(causal(), fourier())"},
             r"has no feed-forward layer, so fourier\(\) cannot be its mixer",
         ),
-        ({"block": "pre_norm"}, "block 'pre_norm' has no persistent_vectors: they are for block 'all_attention'"),
+        ({"block": "pre_norm"}, "block 'pre_norm' takes no persistent_vectors: they are for block 'all_attention'"),
         (
             {"block": "post_norm", "persistent_vectors": 0, **VARIANTS["adaptive"]},
-            "block 'post_norm' has no adaptive_span: it is for block 'all_attention'",
+            "block 'post_norm' takes no adaptive_span: it is for block 'all_attention'",
         ),
         (
             {"block": "post_norm", "persistent_vectors": 0, **VARIANTS["relative"]},
-            "block 'post_norm' has no relative positions: they are for block 'all_attention'",
+            "block 'post_norm' takes no relative positions: they are for block 'all_attention'",
         ),
         (
             {"position_type": "relative"},
-            "relative_span belongs to position_type 'relative' and to adaptive_span, which",
+            "relative_span needs position_type 'relative' or adaptive_span, and both",
         ),
         ({"relative_span": 5}, "got position_type 'learned', adaptive_span False and relative_span 5"),
         ({"adaptive_span_ramp": 0}, "adaptive_span_ramp must be an integer of at least 1, got 0"),
         ({"adaptive_span_penalty": -1.0}, "adaptive_span_penalty must be at least 0, got -1.0"),
         (
             {"mixers": "dense()", **VARIANTS["relative"]},
-            r"a span of 11 tokens is for causal patterns, and dense\(\) may",
+            r"a span of 11 tokens is for causal patterns, but dense\(\) may",
         ),
     ],
 )

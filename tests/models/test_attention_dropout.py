@@ -107,7 +107,7 @@ def test_layers_and_rows_of_any_length_drop_other_pairs():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, r"attention_dropout 0.3 is trained with forward\(dropout_seed=...\)"),
+        ({}, r"training with attention_dropout 0.3 needs forward\(dropout_seed=...\)"),
         ({"dropout_seed": -1}, r"dropout_seed must be a whole number in \[0, 2\^48\), got -1"),
         ({"dropout_seed": 2**48}, r"dropout_seed must be a whole number in \[0, 2\^48\)"),
         ({"dropout_seed": "3"}, r"dropout_seed must be a whole number in \[0, 2\^48\), got '3'"),
@@ -120,7 +120,7 @@ def test_training_without_a_seed_is_refused(arguments, message):
 
 
 def test_what_cannot_drop_is_refused():
-    with pytest.raises(ConfigurationError, match="fourier.* knows no attention_dropout"):
+    with pytest.raises(ConfigurationError, match="fourier.* support no attention_dropout"):
         model_of(AsterismForMaskedLM, mixers="fourier()")
     layer = SparseAttention(16, 2, "causal()")
     (dropout, *_) = model_of().model._dropouts(1)

@@ -193,9 +193,7 @@ def test_refusals() -> None:
     layer = SparseAttention(32, 4, "window(left=3)")
     with pytest.raises(ConfigurationError) as caught:
         layer(torch.zeros(1, 2, 32), cache=cache.layers[0])
-    assert str(caught.value) == (
-        "the cache forgets by the pattern window(left=4), but the layer reads by window(left=3)"
-    )
+    assert str(caught.value) == ("the cache is for the pattern window(left=4), but the layer has window(left=3)")
     layer = SparseAttention(32, 4, "window(left=4)")
     with refusing(ConfigurationError, "mask-with-cache"):
         hidden = torch.zeros(1, 2, 32)
@@ -384,8 +382,8 @@ def test_more_cannot_be_taken_back_than_the_pattern_remembers() -> None:
     with pytest.raises(ConfigurationError) as caught:
         layer.crop(-7)
     assert str(caught.value) == (
-        "crop(-7) would bring back keys that the pattern window(left=5) has forgotten: it remembers 5 tokens"
-        " (PatternCache(..., restorable=n) for n)"
+        "crop(-7) would bring back keys that the pattern window(left=5) has forgotten: at most 5 tokens can be removed"
+        " (PatternCache(..., restorable=n) allows n)"
     )
     layer.crop(-5)
     assert layer.kept()[0] == [17, 18, 19, 20, 21] and set(layer.kept()[0]) <= stored(layer)[0]
@@ -462,7 +460,9 @@ def test_caches_that_do_not_know_the_patterns_are_refused() -> None:
     static, offloaded = StaticCache(config=model.config, max_cache_len=8), DynamicCache(offloading=True)
     deeper = PatternCache(small_config(num_hidden_layers=4))
     for cache in (used, static, offloaded, deeper):
-        with pytest.raises(ConfigurationError, match=f"past_key_values is a {type(cache).__name__} that does not know"):
+        with pytest.raises(
+            ConfigurationError, match=f"past_key_values is of type {type(cache).__name__}, which cannot forget"
+        ):
             model(tokens, past_key_values=cache)
 
 

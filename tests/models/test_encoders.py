@@ -243,19 +243,19 @@ def test_a_mask_of_ones_is_no_mask() -> None:
         ({"initializer_range": 0.0}, "initializer_range must be above 0, got 0.0"),
         (
             {"global_projections": [0, -1]},
-            "global_projections must be different places of the sequence, counted from 0, got [0, -1]",
+            "global_projections must be distinct positions, counted from 0, got [0, -1]",
         ),
         (
             {"mixers": "fourier()", "position_type": "rotary"},
-            "block 'post_norm' has only fourier() for its mixers, which knows no rotary positions",
+            "block 'post_norm' has only fourier() mixers, which support no rotary positions",
         ),
         (
             {"mixers": "fourier()", "global_projections": [0]},
-            "block 'post_norm' has only fourier() for its mixers, which knows no global_projections",
+            "block 'post_norm' has only fourier() mixers, which support no global_projections",
         ),
         (
             {"mixers": ["fourier()"]},
-            "1 patterns are listed for 3 layers; give one per layer, or one schedule for all",
+            "got 1 patterns for 3 layers: give one per layer, or one schedule for all",
         ),
     ],
 )

@@ -189,13 +189,13 @@ def test_what_is_as_its_name_says_is_written(folder, tmp_path):
     [
         ("tokenizer.json", "{", "is damaged: Expecting"),
         ("tokenizer.json", "[" * 200_000, "is damaged: "),
-        ("tokenizer.json", "{}", "is damaged: it is no tokenizer"),
+        ("tokenizer.json", "{}", "is damaged: it must hold a tokenizer"),
         ("tokenizer.json", '{"a": ' * 150 + "1" + "}" * 150, "nested more than 100 deep"),
         ("tokenizer_config.json", '{"model_max_length": NaN}', "is damaged: Out of range"),
-        ("special_tokens_map.json", '{"unk_token": 3}', "is no map of special tokens"),
-        ("added_tokens.json", '{"a": "b"}', "is no vocabulary: it must give each token a number"),
+        ("special_tokens_map.json", '{"unk_token": 3}', "must hold a map of special tokens"),
+        ("added_tokens.json", '{"a": "b"}', "must hold a vocabulary: it must give each token a number"),
         ("vocab.txt", b"\xff[UNK]\n", "is damaged: 'utf-8' codec"),
-        ("spiece.model", GOOD["spiece.model"][:-1], "is no model of sentencepiece"),
+        ("spiece.model", GOOD["spiece.model"][:-1], "must hold a model of sentencepiece"),
         ("modules.json", '{"a": 1}', "must be a list of modules"),
         ("modules.json", '[{"type": "sentence_transformers.models.Pooling", "path": "../.."}]', "list of modules"),
     ],
@@ -223,8 +223,8 @@ def to_device(path: Path) -> None:
 def test_only_files_are_opened(name, spoil, folder, capsys):
     spoil(folder / name)
     kind = "a pipe" if spoil is to_pipe else "a device"
-    refused(folder, rf"{name} is {kind}; a file is read here$")
-    assert f"{name} is {kind}; a file is read here" in fine_tuning(folder, capsys)
+    refused(folder, rf"{name} is {kind}; give a regular file$")
+    assert f"{name} is {kind}; give a regular file" in fine_tuning(folder, capsys)
     if name == "tokenizer.json":
         with pytest.raises(DataError, match=f"is {kind}"):
             load_tokenizer(folder)
@@ -267,7 +267,7 @@ def test_complex_weights_are_refused(folder, capsys):
     """transformers would drop their imaginary part."""
     name = "embeddings.word_embeddings.weight"
     change_tensors(folder, lambda tensors: tensors.update({name: tensors[name] + 3j}))
-    assert f"has complex weights ({name}), which no model here computes with" in fine_tuning(folder, capsys)
+    assert f"has complex weights ({name}), which no Asterism model supports" in fine_tuning(folder, capsys)
     refused(folder, "of a dtype that is not imported")
 
 
@@ -281,7 +281,7 @@ def test_weights_of_another_library_are_no_safetensors(folder, capsys):
     [
         ({"model_type": ["bert"]}, r"is of model_type \['bert'\]; imported are"),
         ({"model_type": {"a": 1}}, r"is of model_type \{'a': 1\}; imported are"),
-        ({"num_labels": 10**9}, r"has num_labels 1,000,000,000 in its config\.json, more than its weights can be of$"),
+        ({"num_labels": 10**9}, r"has num_labels 1,000,000,000 in its config\.json, more than its weights can have$"),
         (
             {"vocab_size": 10**30},
             r"config\.json is damaged: vocab_size must be below 2\^40, got 1000000000000000000000",

@@ -139,13 +139,13 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: change_tensors(
             folder, lambda tensors: tensors.update({"cls.predictions.decoder.weight": torch.ones(40, 24).double()})
         ),
-        r"says that decoder and embedding are tied, but they differ",
+        r"ties decoder and embedding, but their weights differ",
     ),
     "two biases": (
         lambda folder: change_tensors(
             folder, lambda tensors: tensors.update({"cls.predictions.decoder.bias": torch.ones(40).double()})
         ),
-        r"differs from another that stands for the same",
+        r"differs from another with the same meaning",
     ),
     "another head": (
         lambda folder: edit(folder, architectures=["BertForMultipleChoice"]),
@@ -165,9 +165,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "decoder": (lambda folder: edit(folder, is_decoder=True), r"the checkpoint has is_decoder=True"),
     "positions": (
         lambda folder: edit(folder, position_embedding_type="relative_key"),
-        r"position_embedding_type='relative_key', positions inside attention, which is not imported; 'absolute' is",
+        r"position_embedding_type='relative_key', positions inside attention, which cannot be imported; only"
+        r" 'absolute' can",
     ),
-    "activation": (lambda folder: edit(folder, hidden_act="mish"), r"hidden_act 'mish' is unknown here"),
+    "activation": (lambda folder: edit(folder, hidden_act="mish"), r"hidden_act 'mish' is unknown"),
     "field": (lambda folder: edit(folder, hidden_size="wide"), r"config\.json is damaged"),
     "config": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
     "list": (lambda folder: (folder / "config.json").write_text("[]"), r"must hold one JSON object"),
@@ -177,7 +178,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         r"model\.safetensors is damaged",
     ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"has no weights: neither model\.safeten"),
-    "pickle": (to_pickle, r"pickle only \(pytorch_model\.bin\), which can run code .* pass --allow-pickle"),
+    "pickle": (to_pickle, r"only in a pickle \(pytorch_model\.bin\), which can run code .* pass --allow-pickle"),
     "tokenizer": (lambda folder: (folder / "tokenizer_config.json").write_text("]"), r"tokenizer_config\.json is dam"),
 }
 
@@ -215,7 +216,7 @@ def test_what_has_no_counterpart_is_refused_by_name(kind, head, fields, message,
     [
         ({"length": 63}, ConfigurationError, "length 63 is less than the 64 positions of the checkpoint; leave it out"),
         ({"pattern": "windw(3)"}, PatternError, "windw"),
-        ({"pattern": ["dense()"]}, ConfigurationError, "1 patterns are listed for 2 layers"),
+        ({"pattern": ["dense()"]}, ConfigurationError, "got 1 patterns for 2 layers"),
         ({"pattern": "interleave(dense(), fourier())"}, ConfigurationError, "gives layer 1 fourier()"),
         ({"pattern": "fixed(stride=8, summary=2, heads=3)"}, PatternError, "3"),
         ({"globals": [0]}, ConfigurationError, "globals are for Longformer"),

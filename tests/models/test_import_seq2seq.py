@@ -426,7 +426,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda folder: change_tensors(
             folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(VOCABULARY, 24).double()})
         ),
-        r"says that the embeddings are tied, but lm_head\.weight differs from decoder\.embed_tokens\.weight; write",
+        r"ties the embeddings, but lm_head\.weight differs from decoder\.embed_tokens\.weight; write",
     ),
     "no last layer": ("bart", lambda folder: edit(folder, tie_word_embeddings=False), r"lacks lm_head\.weight$"),
     "heads": (
@@ -440,7 +440,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "sines": (
         "pegasus",
         lambda folder: damage(folder, TABLE, lambda table: table.roll(1, 0)),
-        r"encoder\.embed_positions\.weight holds other positions than the sines",
+        r"encoder\.embed_positions\.weight differs from the sinusoidal positions",
     ),
     "blocks": (
         "bigbird_pegasus",
@@ -477,7 +477,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "layers": (
         "t5",
         lambda folder: edit(folder, num_layers=10**9),
-        r"has num_layers 1,000,000,000 in its config\.json, more than its weights can be of$",
+        r"has num_layers 1,000,000,000 in its config\.json, more than its weights can have$",
     ),
     "width": (
         "bart",
@@ -487,7 +487,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no sines": (
         "pegasus",
         lambda folder: change_tensors(folder, lambda tensors: tensors.update({TABLE: torch.ones(0, 24).double()})),
-        r"encoder\.embed_positions\.weight holds other positions than the sines",
+        r"encoder\.embed_positions\.weight differs from the sinusoidal positions",
     ),
     **{
         f"{dtype}": (
@@ -517,8 +517,8 @@ def test_a_checkpoint_that_cannot_be_imported_is_refused_in_one_line(what, tmp_p
     [
         ("bart", {"length": 63}, "length 63 is less than the 64 positions"),
         ("bart", {"globals": [0]}, "globals are for Longformer and LED"),
-        ("led", {"globals": [64]}, "no token at place 64"),
-        ("led", {"globals": "0"}, "globals must be a list of places, whole numbers, got '0'"),
+        ("led", {"globals": [64]}, "position 64 is beyond the model"),
+        ("led", {"globals": "0"}, "globals must be a list of positions, whole numbers, got '0'"),
         ("bart", {"length": "64"}, r"length must be a whole number below 2\^31, got '64'"),
         ("bart", {"length": 2**31}, r"length must be a whole number below 2\^31, got"),
         ("t5", {"pattern": "fourier()"}, "attention and Fourier mixing cannot replace each other"),

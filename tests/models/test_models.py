@@ -71,9 +71,7 @@ def test_patterns_that_no_causal_model_can_use(mixers: str, pattern: str, advice
 def test_pattern_with_rules_for_other_heads_is_refused() -> None:
     with pytest.raises(PatternError) as caught:
         AsterismForCausalLM(small_config("fixed(stride=8, heads=2)"))
-    assert (
-        str(caught.value) == "fixed(stride=8, heads=2) is a pattern of 2 heads and the attention has 4: make them equal"
-    )
+    assert str(caught.value) == "fixed(stride=8, heads=2) is for 2 heads, but the attention has 4: make them equal"
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
@@ -123,8 +121,8 @@ def test_arguments_that_mean_nothing_here_are_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         model(tokens, head_mask=torch.ones(3, 4))
     assert str(caught.value) == (
-        "AsterismForCausalLM.forward has no argument 'head_mask'; positions count the tokens of attention_mask,"
-        " and attention weights are never kept"
+        "AsterismForCausalLM.forward has no argument 'head_mask': positions come from attention_mask,"
+        " and attention weights are never stored"
     )
     with refusing(ConfigurationError, "ids-and-embeds"):
         model()

@@ -45,16 +45,16 @@ def test_configuration_stores_patterns_as_text() -> None:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key and value heads evenly"),
         (
             {"mixers": ["causal()", "window(left=2)"]},
-            "2 patterns are listed for 3 layers; give one per layer, or one schedule for all",
+            "got 2 patterns for 3 layers: give one per layer, or one schedule for all",
         ),
         (
             {"position_type": "factorised"},
-            "position_shape belongs to position_type 'factorised', which needs it;"
+            "position_shape and position_type 'factorised' need each other,"
             " got position_type 'factorised' and position_shape None",
         ),
         (
             {"position_shape": [8, 8]},
-            "position_shape belongs to position_type 'factorised', which needs it;"
+            "position_shape and position_type 'factorised' need each other,"
             " got position_type 'learned' and position_shape [8, 8]",
         ),
         (

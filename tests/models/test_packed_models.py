@@ -119,7 +119,7 @@ def test_positions_that_say_nothing_new_change_nothing():
         ({"cu_seqlens": [0, 80]}, "cu_seqlens must go from 0 to the number of tokens, 79; got 0 to 80"),
         ({"cu_seqlens": [0, 30, 20, 79]}, "must not decrease, got 30 and then 20 at 2"),
         ({"cu_seqlens": torch.tensor([0.0, 79.0])}, "int32 or int64"),
-        ({"position_ids": POSITIONS, "attention_mask": torch.arange(79)[None] > 3}, "leave the padding out"),
+        ({"position_ids": POSITIONS, "attention_mask": torch.arange(79)[None] > 3}, "remove the padding"),
         ({"position_ids": POSITIONS, "use_cache": True}, "a cache continues one sequence"),
     ),
 )

@@ -201,5 +201,5 @@ def test_a_run_records_every_argument_and_one_without_goes_on():
     for old in (before, recorded):  # run.json of earlier versions, and of this one
         for same in ("sinks(window=32)", "sinks(4, 32)", "sinks(first=4, window=32)"):
             _refuse_other_settings(old, run_of(same), None)
-        with pytest.raises(ConfigurationError, match="resume: model is .*, but the run began with"):
+        with pytest.raises(ConfigurationError, match="resume: got model .*, but the run began with"):
             _refuse_other_settings(old, run_of("sinks(first=5, window=32)"), None)

@@ -246,10 +246,10 @@ def test_label_smoothing_spreads_a_share_over_the_vocabulary() -> None:
         ),
         ({"decoder_mixers": "bigbird(block=4)"}, "is not prefix-stable"),
         ({"decoder_mixers": "fourier()"}, "fourier"),
-        ({"cross_mixers": "fourier()"}, r"cross_mixers must be patterns, and fourier\(\) is none"),
+        ({"cross_mixers": "fourier()"}, r"cross_mixers must be patterns, but fourier\(\) is not a pattern"),
         ({"tie_encoder_decoder": True, "num_decoder_layers": 3}, "num_hidden_layers is 2 in the encoder and 3 in the"),
         ({"tie_encoder_decoder": True, "share_embeddings": False}, "leave share_embeddings at True"),
-        ({"tie_encoder_decoder": True, "mixers": "fourier()"}, r"fourier\(\) has none"),
+        ({"tie_encoder_decoder": True, "mixers": "fourier()"}, r"fourier\(\) has no weights"),
         ({"position_type": "buckets", "relative_buckets": 6}, "relative_buckets must be a multiple of 4"),
     ],
 )
@@ -260,7 +260,7 @@ def test_configurations_that_cannot_work(fields: dict[str, Any], message: str) -
 
 def test_one_stack_or_two() -> None:
     for model in (AsterismForCausalLM, AsterismModel):
-        with pytest.raises(ConfigurationError, match=f"{model.__name__} has one stack, and this configuration has"):
+        with pytest.raises(ConfigurationError, match=f"{model.__name__} has one stack, but this configuration has"):
             model(seq2seq_config())
     with refusing(ConfigurationError, "no-decoder"):
         AsterismForConditionalGeneration(AsterismConfig())

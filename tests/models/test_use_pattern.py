@@ -101,7 +101,7 @@ def test_a_window_of_the_models_own_is_replaced_or_intersected_as_asked(
 @pytest.mark.parametrize(("name", "text"), [("mistral, own window", "causal()"), ("modernbert", "dense()")])
 def test_nothing_becomes_of_a_window_unless_it_is_said(name: str, text: str) -> None:
     model = use_pattern(build(name), text)
-    with pytest.raises(ConfigurationError, match=r"has a window of \d+ tokens of its own; say what becomes of it"):
+    with pytest.raises(ConfigurationError, match=r"has its own window of \d+ tokens: use_pattern"):
         model(**batch("none"))
     model.config.asterism_native_window = "replace"  # as the files of earlier versions say
     model(**batch("none"))

@@ -45,12 +45,12 @@ pytestmark = pytest.mark.model
         ("llama", "window(1, 1)", PatternError, r"cannot be used by a causal model: it may read the future"),
         ("gpt2", "bigbird(block=4)", PatternError, r"bigbird\(block=4\) cannot be used by a causal model"),
         ("bert, decoder", "dense()", PatternError, r"cannot be used by a causal model"),
-        ("bert", "fixed(stride=4, heads=2)", PatternError, "is a pattern of 2 heads and the attention has 4"),
+        ("bert", "fixed(stride=4, heads=2)", PatternError, "is for 2 heads, but the attention has 4"),
         ("bert", "across(dense(), step=2)", PatternError, r"cannot be used by Bert\w+: across\(...\) is for cross"),
         ("llama", "across(causal())", PatternError, r"cannot be used by Llama\w+: across\(...\) is for cross"),
         ("bert", "windw(2)", PatternError, "Did you mean 'window'"),
         ("bert", 3, PatternError, "a pattern, a schedule, the text of one"),
-        ("bert", ["dense()"], ConfigurationError, "1 patterns are listed for 3 layers"),
+        ("bert", ["dense()"], ConfigurationError, "got 1 patterns for 3 layers"),
         (
             "bert",
             "interleave(dense(), dense(), dense(), window(1, 1))",
@@ -84,11 +84,11 @@ REFUSED = {
                 vocab_size=9, hidden_size=8, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=2
             )
         ),
-        "GPTNeoForCausalLM computes its attention itself, .*; take a model that does, such as Llama",
+        "GPTNeoForCausalLM computes its attention itself, .*; use a model that does, such as Llama",
     ),
     "clip": (
         lambda: CLIPModel(CLIPConfig(text_config=TINY, vision_config=TINY | CLIP_SIDES)),
-        r"CLIPModel is made of several models; give the pattern to one of them: use_pattern\(model.text_model, ",
+        r"CLIPModel consists of several models; give the pattern to one of them: use_pattern\(model.text_model, ",
     ),
     "llava": (
         llava,
@@ -96,7 +96,7 @@ REFUSED = {
     ),
     "lfm2": (
         lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"])),
-        r"Lfm2ForCausalLM mixes tokens by more than attention \(layers of type conv\)",
+        r"Lfm2ForCausalLM has layers other than attention \(of type conv\)",
     ),
     "doge": (lambda: DogeForCausalLM(DogeConfig(**SIZES)), "DogeForCausalLM changes its mask inside attention"),
     "diffllama": (
@@ -105,7 +105,7 @@ REFUSED = {
     ),
     "pixtral": (
         lambda: PixtralVisionModel(PixtralVisionConfig(**TINY, **CLIP_SIDES)),
-        "PixtralVisionModel makes a mask of its own",
+        "PixtralVisionModel builds its own mask",
     ),
 }
 """Models and why no pattern can be given to them."""
@@ -145,13 +145,16 @@ def test_what_a_pattern_does_not_say_is_refused() -> None:
         llama(tokens, cu_seq_lens_q=ends[0], cu_seq_lens_k=ends[1], use_cache=False)
     with refusing(ConfigurationError, "mask-shape", "[3, 20]"):
         llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
-    for name, message in (("seq_idx", "leave out return_seq_idx=True"), ("output_attentions", "weights are never all")):
+    for name, message in (
+        ("seq_idx", "leave out return_seq_idx=True"),
+        ("output_attentions", "weights are never computed"),
+    ):
         with pytest.raises(ConfigurationError, match=message):
             llama(tokens, use_cache=False, **{name: torch.zeros(3, COLUMNS) if name == "seq_idx" else True})
     for value in (-1e9, -torch.inf, 0.5):
         added = torch.zeros(tokens.shape).index_fill(1, torch.arange(5), value)
         with pytest.raises(
-            ConfigurationError, match=re.escape(f"attention_mask holds {value:g}, as if it were to be added")
+            ConfigurationError, match=re.escape(f"attention_mask holds {value:g}, like a mask that is added")
         ):
             bert(tokens, attention_mask=added)
     assert_close(bert(tokens, attention_mask=torch.ones(tokens.shape)).logits, bert(tokens).logits)

@@ -33,4 +33,4 @@ def test_the_commands_about_imports_work(tmp_path: Path, monkeypatch: pytest.Mon
         assert main([verb, *shlex.split(words), *(["--dry-run"] if verb == "train" else [])]) == 0
     assert main(["finetune", *shlex.split(commands[2][1])]) == 4
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("asterism: error: model: runs/long-bert is no folder of a model or a run")
+    assert last.startswith("asterism: error: model: runs/long-bert is not the folder of a model or a run")

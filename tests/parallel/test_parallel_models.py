@@ -166,11 +166,11 @@ def test_tokens_are_those_of_one_process_and_keys_stay_where_they_are(of, ranks,
 
 REFUSALS = {
     "labels": "labels must be shifted before a sequence is sharded: give shift_labels",
-    "mask": "within sequence_parallel padding comes last in its row: pad on the right",
+    "mask": "within sequence_parallel rows must be padded on the right",
     "mask of one": r"attention_mask has shape \[2, 5\]",
     "rows": r"must ask the same, and these differ: rows 2 on rank 0, 1 on ranks 1, 2",
-    "dropout_seed of one": r"is trained with forward\(dropout_seed=...\)",
-    "dropout_seed of one writer": r"is trained with forward\(dropout_seed=...\)",
+    "dropout_seed of one": r"training with attention_dropout .* needs forward\(dropout_seed=...\)",
+    "dropout_seed of one writer": r"training with attention_dropout .* needs forward\(dropout_seed=...\)",
     "labels of one": "these differ: shift_labels left out on ranks 0, 2, given on rank 1",
     "labels of one classifier": "these differ: labels left out on ranks 0, 2, given on rank 1",
     "wrong labels of one": r"shift_labels must be \[2, 4\] as the tokens of this rank",
@@ -186,13 +186,13 @@ REFUSALS = {
     "cache": "a cache cannot be used in a forward pass within sequence_parallel",
     "long": "120 tokens are more than the 64 positions of this model",
     "seed": "sampling within sequence_parallel needs a seed",
-    "beams": "knows .* and seed, and not num_beams",
+    "beams": "does not take num_beams, only .* and seed",
     "packed": r"fourier\(\) reads a whole row, so documents cannot be packed",
     "part": "call the model that use_pattern was given, not a part of it",
     "llama cache": "was given use_cache within sequence_parallel",
     "roberta": "RobertaForMaskedLM counts its positions from after its padding token",
-    "nothing": "LlamaForCausalLM needs a token on every rank, and rank 0 holds 0 of 3",
-    "pattern dropped": "knows no shards: within sequence_parallel it needs use_pattern",
+    "nothing": "LlamaForCausalLM needs a token on every rank, but rank 0 holds 0 of 3",
+    "pattern dropped": "cannot read shards: within sequence_parallel call use_pattern",
 }
 
 

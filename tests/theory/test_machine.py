@@ -146,7 +146,7 @@ def test_files_and_names(tmp_path):
     with pytest.raises(MachineError, match="The samples are anbn, beaver3"):
         TuringMachine.load("xyz")
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(MachineError, match=f"{re.escape(str(file))}: is not a text in UTF-8"):
+    with pytest.raises(MachineError, match=f"{re.escape(str(file))} is not text in UTF-8"):
         TuringMachine.load(file)
 
 

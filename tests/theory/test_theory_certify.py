@@ -396,7 +396,7 @@ def test_every_pattern_of_a_cycle_is_explained():
     [
         ("dense()", 0, "n must be from 1 to 65,536, got 0"),
         ("dense()", 10**6, "n must be from 1 to 65,536, got 1,000,000"),
-        ('explicit("0:0")', 4, "the pattern covers 1 positions and 4 were asked for"),
+        ('explicit("0:0")', 4, "got 4 positions, but the pattern covers 1"),
         ("dens()", 4, "unknown pattern 'dens'"),
         ("stride(2)", 65536, "scattered pairs"),
         (

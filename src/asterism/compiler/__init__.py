@@ -1,4 +1,4 @@
-"""From a rule to a plan: tiles, masks and token orders, and what a cache may forget."""
+"""Compiles patterns into plans (tiles, masks and token orders), and finds the keys that a cache may forget."""
 
 from asterism.compiler.compile import compile_pattern
 from asterism.compiler.liveness import FOREVER, NEVER, last_reader

@@ -1,4 +1,4 @@
-"""From a rule to a plan.
+"""Compiles a pattern into a plan.
 
     rule -> a union of terms -> a layout for each term -> per layout, the tiles that hold an allowed pair -> masks
             terms.py            layout.py, bands.py       tiles.py                                       tables.py
@@ -53,11 +53,11 @@ def compile_pattern(
     query_offset: int | None = None,
     tile: int | None = None,
 ) -> Plan:
-    """The plan of a pattern (or its text) for the given lengths; equal questions get the same object.
+    """Compile a pattern (or its text) into a plan for the given lengths; equal calls return the same object.
 
-    `n_keys` defaults to n_queries and `query_offset`, the position of the first query, to n_keys - n_queries, or to 0
-    for queries of another sequence. `tile` is 16, 32, 64 or 128; by default the cost model chooses it. Raises
-    PatternError when the lengths do not fit each other or the pattern, or the tile size is another one.
+    `n_keys` defaults to n_queries. `query_offset`, the position of the first query, defaults to n_keys - n_queries, or
+    to 0 in cross attention. `tile` is 16, 32, 64 or 128; by default the cost model chooses it. Raises PatternError if
+    the lengths do not fit each other or the pattern, or for another tile size.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     n_keys, offset = resolve_lengths(pattern, n_queries, n_keys, query_offset)

@@ -1,4 +1,4 @@
-"""What computing attention costs, by the way it is computed: nanoseconds by the number of pairs computed.
+"""The cost of attention by each implementation, in nanoseconds, from the number of pairs computed.
 
 The figures that come with the library are data, in `costs/`: a fixed part and a part for every pair, for heads 64 wide,
 as `benchmarks/choice.py --fit` fits them to times measured on the machine that the file names, or on a lesser one that

@@ -1,4 +1,4 @@
-"""Until which query a key can still be read: what a cache may forget.
+"""Finds the last query that can read a key, after which a cache may forget it.
 
 For a causal pattern the answer follows from the rule. A window forgets a key after `left` steps; the own block of
 `fixed` forgets at the end of the block, while its summary cells live for ever. Unions keep the longest life, and

@@ -1,4 +1,4 @@
-"""A part of a sequence, leaf by leaf: most rules, asked of some queries and keys, are rules of their numbers.
+"""Rewrites a pattern on a part of a sequence as a pattern of the part's own indices, where possible.
 
 Then a part has plans as good as those of the whole: its unions have terms, keys that all read are gathered, and a
 window over neighbours is a window. Of `window(left=2) | global_keys(5)`, queries 8 to 11 and keys 4 to 11 are numbers

@@ -1,4 +1,4 @@
-"""What the compiler makes of a pattern: documented integer arrays, all that a kernel ever sees.
+"""The plan, output of the compiler: documented integer arrays, the only input of a kernel besides tensors.
 
 A plan covers the pairs of a pattern with square tiles. Each pass puts queries and keys into an order in which its share
 of the rule is block-dense, and lists the tiles to compute; a tile is full, or has a bit mask. No pair is in two passes,
@@ -84,7 +84,7 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Plan(Derives):
-    """A pattern compiled for given lengths. `heads` is 1 when all heads share the plan.
+    """A pattern compiled for given lengths. `heads` is 1 if all heads share the plan.
 
     `masks` is uint64 [masks, tile, words]: bit j of masks[m, i, w] says whether the i-th query of a tile may attend to
     its key number 64 * w + j. Queries stand at positions query_offset, query_offset + 1, ... among the keys' positions.
@@ -132,14 +132,14 @@ class Plan(Derives):
     def flops(self, head_dim: int, backward: bool = False) -> int:
         """Useful floating-point operations over the plan's heads, for one sequence: 4 per pair and feature forward.
 
-        With `backward`, forward and backward together: 3.5 times as many (five matrix products after two).
+        With `backward`, forward and backward together: 3.5 times that number (five matrix products after two).
         """
         forward = 4 * self.pairs * head_dim
         return forward * 7 // 2 if backward else forward
 
     @cached_property
     def distances(self) -> tuple[int, int] | None:
-        """The least and the greatest distance, query - key, at which a pair is allowed; None where there is none."""
+        """The least and the greatest distance, query - key, of an allowed pair; None if no pair is allowed."""
         if self.pairs == 0:
             return None
         least, most_negative = (
@@ -166,7 +166,7 @@ class Plan(Derives):
 
     @property
     def pairs_computed(self) -> int:
-        """Pairs of all tiles kept, over all heads: no more than there are in whole passes."""
+        """Pairs of all tiles, over all heads, but at most those of whole passes."""
         whole = self.heads * self.n_queries * self.n_keys * len(self.passes)
         return min(self.tiles * self.tile**2, whole)
 
@@ -175,14 +175,14 @@ class Plan(Derives):
         return plan_cost(implementation, self.pairs_computed / self.heads, self.tile, setting)
 
     def dense_cost(self, setting: Setting = ONE_HEAD) -> float:
-        """Estimated nanoseconds of dense attention in its stead; infinite if a mask would be too large."""
+        """Estimated nanoseconds of dense attention instead; infinite if a mask would be too large."""
         kind = self.dense_kind
         if kind == "sparse" and self.n_queries * self.n_keys > DENSE_MASK_LIMIT:
             return math.inf
         return dense_cost(kind, self.n_queries * self.n_keys, setting)
 
     def summary(self, head_dim: int = 64) -> dict[str, object]:
-        """What the plan does and costs, for machines; FLOPs and bytes are for `head_dim` features a head."""
+        """Content and cost of the plan as a record; FLOPs and bytes are for `head_dim` features a head."""
         return {
             "pattern": self.pattern,
             "queries": self.n_queries,
@@ -205,7 +205,7 @@ class Plan(Derives):
         }
 
     def describe(self, head_dim: int = 64) -> str:
-        """What the plan does and costs, on one screen, for `head_dim` features a head in float32."""
+        """Content and cost of the plan as text for one screen, for `head_dim` features a head in float32."""
         told = self.summary(head_dim)
         square = max(1, self.heads * self.n_queries * self.n_keys)
         shared = "one rule for all heads" if self.heads == 1 else f"{self.heads} heads with rules of their own"

@@ -1,4 +1,4 @@
-"""Which slot of a cache keeps which key: decided by the pattern and the position alone.
+"""Assigns keys to the slots of a cache, from the pattern and the position alone.
 
 Tokens come one after the other. The key of each takes the slot that has been free for longest, or a new one where none
 is free. A slot is free again a few tokens (`restorable`) after the last query that may read its key. So a window goes
@@ -53,7 +53,7 @@ class Table(Derives):
 
 
 def head_groups(pattern: Pattern, heads: int, key_heads: int) -> tuple[HeadGroup, ...]:
-    """The groups of heads that keep different keys; query head h reads key head h // (heads // key_heads).
+    """Group the heads that keep different keys; query head h reads key head h // (heads // key_heads).
 
     Raises PatternError when the pattern is for another number of heads.
     """
@@ -89,7 +89,7 @@ def _of_head(pattern: Pattern, head: int) -> Pattern:
 
 
 def slot_plan(pattern: Pattern, restorable: int) -> "SlotPlan":
-    """The plan of a causal pattern; equal questions share it."""
+    """Plan the slots of a causal pattern; equal calls share the plan."""
     return pattern.derived(SlotPlan, restorable)
 
 

@@ -1,4 +1,4 @@
-"""The arrays that plans are made of: lists of tiles in compressed rows, and bit masks, each kept once."""
+"""The arrays of a plan: lists of tiles in compressed rows, and bit masks without duplicates."""
 
 from collections.abc import Sequence
 

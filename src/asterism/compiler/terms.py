@@ -1,4 +1,4 @@
-"""Rules as unions of conjunctions, so that each conjunction can have the token order in which it is densest."""
+"""Splits a pattern into a union of conjunctions, so that each can have its densest token order."""
 
 from functools import reduce
 from itertools import product

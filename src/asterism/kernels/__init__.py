@@ -1,4 +1,4 @@
-"""From a plan to numbers: functions of (q, k, v, pattern) that know nothing of models."""
+"""Kernels of attention: functions of (q, k, v, pattern), independent of models."""
 
 from asterism.kernels.attend import attend, decode, decode_slots
 from asterism.kernels.choice.choice import IMPLEMENTATIONS

@@ -1,8 +1,8 @@
-"""The single door to attention: it checks the tensors, has a kernel chosen, and calls it.
+"""The entry to attention: checks the tensors, chooses a kernel, and calls it.
 
 Every implementation computes the same numbers; choosing one never changes the meaning. `attend` takes the queries of
-one stretch of a sequence and all its keys, `decode` a few queries and the keys that a cache has kept, `decode_slots`
-the same where the caller knows which slots may be read.
+one stretch of a sequence and all its keys, `decode` a few queries and the keys of a cache, `decode_slots` the same with
+the caller's mask of readable slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,39 +77,40 @@ def attend(
     cu_seqlens: Tensor | Sequence[int] | None = None,
     terms: Terms | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention over the pairs that a pattern allows; differentiable.
+    """Compute exact, differentiable attention over the pairs that a pattern allows.
 
     q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv]; H is a multiple of Hkv, and query head h reads key
-    head h // (H // Hkv). float64, float32, bfloat16 or float16. `pattern` is a Pattern or its text, of 1 or H
-    heads. The queries stand at positions query_offset, query_offset + 1, ... of the keys' sequence, by default at
-    its end. Cross attention has queries of another sequence, any number of them: with "across(pattern, step=s)" they
-    are numbers query_offset, query_offset + 1, ... (by default from 0) of that sequence, and number i stands at token
-    floor(i * s) of the keys'; with "dense()" and with patterns by key alone, each reads what all read.
+    head h // (H // Hkv). Their dtype is float64, float32, bfloat16 or float16. `pattern` is a Pattern or its text, of 1
+    or H heads. The queries stand at positions query_offset, query_offset + 1, ... of the keys' sequence, by default at
+    its end. Cross attention has any number of queries, of another sequence. With "across(pattern, step=s)" they stand
+    at positions query_offset, query_offset + 1, ... of that sequence (by default from 0), and query i reads as one at
+    token floor(i * s) of the keys' sequence. With "dense()" and other patterns that depend on the key alone, all
+    queries read the same keys.
 
-    `key_mask` (bool [B, Nk]): keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys of
-    its own segment; those of cross attention have none. `cu_seqlens` (int32 or int64 [documents + 1], or a list): the
-    tokens, in every row of the batch alike, are documents one after another, cu_seqlens[i] to cu_seqlens[i + 1] each,
-    and the pattern is that of each by itself, at its own length from its own position 0. A tensor on a GPU is read
-    once; inside torch.compile it must be a list.
+    `key_mask` (bool [B, Nk]): the keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys
+    of its own segment; not in cross attention. `cu_seqlens` (int32 or int64 [documents + 1], or a list): the borders of
+    packed documents, equal in every row. Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] - 1 and follows
+    the pattern at its own length from its own position 0. A tensor on a GPU is read once; inside torch.compile it must
+    be a list.
 
     `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`, the log-sum-exp
     [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that may attend to
-    nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing. `terms`: what is added
-    to the scores, and dropout (`Terms`), which counts positions in the row; implementations that cannot compute them
-    refuse them. Across with another step than 1 there are none by distance.
+    nothing gets out 0, log-sum-exp -inf and gradient 0. The values of unread keys change nothing. `terms` (`Terms`) are
+    added to the scores, and hold dropout, which counts positions in the row; implementations that cannot compute them
+    raise KernelError. With across(step != 1), no term may depend on distance.
 
-    Under torch.autocast q, k and v are cast to its dtype first, float64 apart, as scaled_dot_product_attention does it.
-    torch.func.vmap, grad and vjp go through every implementation. Forward-mode derivatives need "reference" or "dense",
-    second derivatives "reference"; the others refuse them with KernelError.
+    Under torch.autocast q, k and v are cast to its dtype first, except float64, as in scaled_dot_product_attention.
+    torch.func.vmap, grad and vjp work with every implementation. Forward-mode derivatives need "reference" or "dense",
+    second derivatives need "reference"; the others raise KernelError.
 
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
     float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),
-    "reference" (the oracle, O(n^2) memory), or "auto": the fastest implementation of tiles that there is for the
-    operands, or dense where that is cheaper by the figures for this machine: those of `asterism bench --calibrate`, or
-    those of the library. Where it has none for the processor and number of threads, the first long call that depends on
-    them measures the machine, once, in two seconds (never with ASTERISM_CALIBRATE=0). Equal calls of a process are
-    answered by the same implementation, whatever the load, the thread or the grad mode.
-    Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
+    "reference" (the oracle, O(n^2) memory), or "auto". "auto" chooses the fastest tiled implementation for the
+    operands, or "dense" if that is cheaper by the figures for this machine, from `asterism bench --calibrate` or from
+    the library. If neither has figures for the processor and number of threads, the first long call whose choice is
+    undecided triggers one measurement of two seconds (never with ASTERISM_CALIBRATE=0). Within a process equal calls
+    use the same implementation, whatever the load, the thread or the grad mode. Raises KernelError for tensors that do
+    not fit each other or the implementation, and PatternError for a pattern that cannot be used.
     """
     text = _text(pattern)
     check_types(q=q, k=k, v=v, key_mask=key_mask, segments=segments)
@@ -194,16 +195,16 @@ def decode(
     implementation: str = "auto",
     terms: Terms | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of a few queries against the keys that a cache has kept.
+    """Compute attention of a few queries to the keys of a cache.
 
-    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions`
-    [B or 1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out
-    [B, H, M, Dv] and, with `return_lse`, the log-sum-exp [B, H, M], as `attend` does. `implementation` is as in
-    `attend`, too: "auto" is a kernel for decoding ("cpu", "triton") where there is one for the dtype and no gradient is
-    asked for, else PyTorch's own attention with a mask; "eager" is plain PyTorch, with gradients.
-    `terms` are those of `attend`, without dropout; "cpu" computes them, or plain PyTorch.
-    Raises KernelError for tensors or positions that do not fit each other or the implementation, and PatternError for a
-    pattern that is not prefix-stable, because its answer would depend on the length to come.
+    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions` [B or
+    1, L] (int64) are the positions of each query and key in the sequence; a key at -1 is an empty slot. Returns out [B,
+    H, M, Dv] and, with `return_lse`, the log-sum-exp [B, H, M], as `attend` does. `implementation` is as in `attend`:
+    "auto" is a kernel for decoding ("cpu", "triton") if one exists for the dtype and no gradient is needed, else
+    PyTorch's own attention with a mask; "eager" is plain PyTorch, with gradients. `terms` are those of `attend`,
+    without dropout; "cpu" or plain PyTorch computes them. Raises KernelError for tensors or positions that do not fit
+    each other or the implementation, and PatternError for a pattern that is not prefix-stable: its answer would depend
+    on tokens still to come.
     """
     text = _text(pattern)
     check_types(q=q, k=k, v=v, query_positions=query_positions, key_positions=key_positions)
@@ -244,14 +245,14 @@ def decode_slots(
     terms: Terms | None = None,
     positions: Positions | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of a few queries against the slots of a cache, where the caller knows which slots each may read.
+    """Compute attention of a few queries to the slots of a cache, with a mask of the slots that each may read.
 
-    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with any strides: views of larger buffers are read where
-    they lie. `allowed` (bool [B or 1, 1 or H, M, L], on the same device) says whether a query may read a slot; what a
-    slot holds that no query may read changes nothing, even NaN. Returns out [B, H, M, Dv] and, with `return_lse`, the
-    log-sum-exp [B, H, M], as `attend` does. `implementation` and `terms` are as in `decode`; terms that go by
-    distance need `positions`: where the queries stand and where the keys in the slots do, as `decode` takes them.
-    Raises KernelError for tensors that do not fit each other or the implementation.
+    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with any strides: views of larger buffers are read
+    without a copy. `allowed` (bool [B or 1, 1 or H, M, L], on the same device) says whether a query may read a slot.
+    The contents of other slots change nothing, even NaN. Returns out [B, H, M, Dv] and, with `return_lse`, the
+    log-sum-exp [B, H, M], as `attend` does. `implementation` and `terms` are as in `decode`; terms that depend on
+    distance need `positions`, those of the queries and those of the keys in the slots, as in `decode`. Raises
+    KernelError for tensors that do not fit each other or the implementation.
     """
     check_types(q=q, k=k, v=v, allowed=allowed)
     q, k, v = autocast(q, k, v)

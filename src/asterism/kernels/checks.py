@@ -1,4 +1,4 @@
-"""What attention is asked of its tensors, before any kernel sees them."""
+"""Checks of the tensors of attention, before any kernel runs."""
 
 import operator
 from contextlib import AbstractContextManager, nullcontext
@@ -95,8 +95,8 @@ def check_segments(segments: Tensor | None, q: Tensor, k: Tensor, text: str, off
     if segments is not None and (not crossing(text).has_segments or offset + q.shape[2] > k.shape[2]):
         raise KernelError(
             "segments-across",
-            "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
-            " key_mask which keys may be read",
+            "segments are for self-attention, but the queries of cross attention belong to another sequence: choose"
+            " keys with key_mask",
         )
 
 

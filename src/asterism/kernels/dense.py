@@ -58,7 +58,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bo
     """Attention over the pairs that `allowed` (bool [B or 1, H or 1, Nq, Nk]) permits; None permits all (or the causal
     ones). q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] of one dtype give [B, H, Nq, Dv] of it.
 
-    Queries that may attend to nothing give 0 and have gradient 0; keys that no query may read have no influence.
+    Queries that may attend to nothing give 0 and have gradient 0. Keys that no query may read have no influence.
     """
     group = q.shape[1] // k.shape[1]
     if group > 1:

@@ -1,4 +1,4 @@
-"""Who may attend to whom as boolean tensors, for the kernels that take a mask: operators that know only the rule."""
+"""Patterns as boolean tensors, for kernels that take a mask."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +99,8 @@ def _as_numbers(
 
 
 def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Whether queries at [B or 1, M] may read slots whose keys stand at [B or 1, L], -1 for none.
+    """Find the slots that queries may read: queries at positions [B or 1, M], keys at [B or 1, L], -1 for an empty
+    slot.
 
     bool [B or 1, heads of the pattern, M, L], on the device of the positions. The pattern must be prefix-stable.
     """
@@ -107,12 +108,12 @@ def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -
 
 
 def readable_keys(pattern: Pattern | str, query_positions: Tensor, n_keys: int) -> Tensor:
-    """Which keys of a source the tokens of a decoder read: what `decode_slots` takes for its `allowed`.
+    """Find the keys of a source that tokens of a decoder read, as the argument `allowed` of `decode_slots`.
 
-    The queries are numbers `query_positions` (int64 [B or 1, M]) of their own sequence, the source has `n_keys` tokens.
-    Gives bool [B or 1, heads of the pattern, M, n_keys] on the device of the positions: equal to rows of
-    `pattern.dense(n_queries, n_keys, 0)`, and to what `attend` reads with the same `query_offset`. Work and memory grow
-    with M * n_keys. Raises PatternError for a pattern that needs the queries to be tokens of the source.
+    The queries stand at `query_positions` (int64 [B or 1, M]) of their own sequence; the source has `n_keys` tokens.
+    Returns bool [B or 1, heads of the pattern, M, n_keys] on the device of the positions: rows of
+    `pattern.dense(n_queries, n_keys, 0)`, the pairs of `attend` with the same `query_offset`. Work and memory grow with
+    M * n_keys. Raises PatternError for a pattern that needs the queries to be tokens of the source.
     """
     rule = by_text(pattern) if isinstance(pattern, str) else pattern
     require_cross_attention(rule)

@@ -1,4 +1,4 @@
-"""The one protocol of all kernels: what they are asked, what they answer, and what they say about it beforehand."""
+"""The protocol of all kernels: their operands, their results, and the limits that they declare."""
 
 import math
 from collections.abc import Collection
@@ -169,7 +169,7 @@ def refuse_distances(read: tuple[int, int], known: tuple[int, int], text: str) -
         distance, remedy = read[1], f"give a longer table, or write (pattern) & window(left={max(past - 1, 0)})"
     raise KernelError(
         "distances-beyond-table",
-        f"the terms have a table for distances {first} to {past - 1}, and the pattern reads a key at distance"
+        f"the terms have a table for distances {first} to {past - 1}, but the pattern reads a key at distance"
         f" {distance}: {remedy}; the pattern is {shown(text)}",
     )
 

@@ -1,4 +1,4 @@
-"""What makes a kernel an operator of PyTorch: schema, fake results and gradient, written once for all kernels.
+"""Registers a kernel as an operator of PyTorch: schema, fake results and gradient, once for all kernels.
 
 A kernel of tiles is a pair of functions, forward and backward, over `Operands`. `operator` registers them with
 torch.library, so that `torch.compile(fullgraph=True)`, autograd and `opcheck` know them.

@@ -1,4 +1,4 @@
-"""Packed sequences: what `cu_seqlens` says, read once and checked, becomes part of the pattern.
+"""Packed sequences: `cu_seqlens` is read once, checked, and becomes part of the pattern.
 
 So plans, kernels and their schemas know nothing of it.
 """
@@ -38,8 +38,8 @@ def pattern_of_documents(
     if n_queries != n_keys or not at_start:
         raise KernelError(
             "cu-seqlens-across",
-            f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {n_queries} queries and"
-            f" {n_keys} keys{'' if at_start else f', and query_offset {shown(offset)}'}",
+            f"cu_seqlens needs queries and keys of the same tokens, got {n_queries} queries and {n_keys}"
+            f" keys{'' if at_start else f', and query_offset {shown(offset)}'}",
         )
     bounds = read_bounds(cu_seqlens, device)
     if torch.compiler.is_compiling():
@@ -64,8 +64,8 @@ def _values(bounds: Tensor, device: torch.device, name: str) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         raise KernelError(
             "cu-seqlens-in-compile",
-            f"inside torch.compile the lengths of documents must be known: give {name} as a list of numbers, not as"
-            " a tensor, or the pattern as documents(pattern, length, length, ...)",
+            f"inside torch.compile the lengths of documents must be constants: give {name} as a list of numbers, not"
+            " as a tensor, or the pattern as documents(pattern, length, length, ...)",
         )
     check_types(**{name: bounds})
     if bounds.ndim != 1 or bounds.dtype not in (torch.int32, torch.int64):

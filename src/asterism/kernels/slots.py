@@ -1,4 +1,4 @@
-"""Decoding in plain PyTorch, and terms of the score where each pair of a query and a slot has a distance of its own.
+"""Decoding in plain PyTorch, and terms of the score with a distance for each pair of query and slot.
 
 `of_slots` lays them out pair by pair, for all that decode. `SLOTS` computes what no kernel does: gradients, float64 and
 float16, on every device.
@@ -34,9 +34,7 @@ def of_slots(
     Raises KernelError for terms that do not fit q, for distances that their tables do not have, and for dropout.
     """
     if isinstance(terms, Terms) and terms.dropout is not None:
-        raise KernelError(
-            "dropout-with-cache", "attention to a cache has no dropout: leave it out of terms, as in evaluation"
-        )
+        raise KernelError("dropout-with-cache", "attention to a cache supports no dropout: leave dropout out of terms")
     # What does not go by distance is checked and cast as attend does it; tables follow from the distances read.
     plain = terms if not isinstance(terms, Terms) else Terms(None, terms.relative, terms.softcap, terms.sinks)
     rows = 0 if not isinstance(terms, Terms) or terms.relative is None else len(terms.relative)
@@ -59,12 +57,12 @@ def _distances(positions: Positions | None, q: Tensor, k: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         raise KernelError(
             "terms-by-distance-in-compile",
-            "terms that go by distance cannot be compiled for the slots of a cache: leave them out",
+            "terms that depend on distance cannot be compiled for the slots of a cache: leave them out",
         )
     if positions is None:
         raise KernelError(
             "terms-need-positions",
-            "a bias and relative positions go by distance: give positions=(query_positions, key_positions)",
+            "a bias and relative positions depend on distance: give positions=(query_positions, key_positions)",
         )
     asked, kept = positions
     check_types(query_positions=asked, key_positions=kept)

@@ -37,8 +37,7 @@ def refuse_second_derivatives(name: str) -> NoReturn:
     """Raise KernelError: the implementation is differentiable once."""
     raise KernelError(
         "no-second-derivative",
-        f'implementation="{name}" is differentiable once, and the gradient of its gradient was asked for:'
-        ' use implementation="reference"',
+        f'implementation="{name}" has no second derivatives: use implementation="reference"',
     )
 
 

@@ -1,8 +1,8 @@
 """Attention as a layer: projections, heads, grouped queries, and a cache, around a pattern.
 
-The layer knows the pattern and hands it to the kernels; it knows no tiles and no masks. Without a cache, and for the
-first tokens with one, all queries go through `attend`; later tokens read what the cache has kept. Both roads give the
-same numbers. Dropout inside attention is asked for call by call, with a seed.
+The layer passes the pattern to the kernels, and has no tiles and no masks itself. Without a cache, and for the first
+tokens with one, all queries go through `attend`; later tokens read from the cache. Both paths give the same numbers.
+Dropout inside attention is an argument of each call, with a seed.
 """
 
 from collections.abc import Sequence
@@ -58,23 +58,23 @@ class Heads(NamedTuple):
 
 
 class SparseAttention(nn.Module):
-    """Multi-head attention in which the pattern says who reads whom.
+    """Multi-head attention over the pairs that a pattern allows.
 
     pattern              a Pattern or its text, for all heads alike or with one rule per head
-    num_key_value_heads  fewer key and value heads than query heads (grouped queries); by default as many
+    num_key_value_heads  number of key and value heads, fewer for grouped queries; by default num_heads
     query_key_dim        width of the queries over all heads; the paper's half-size queries and keys have
                          hidden_size // 2
     value_dim            width of the values over all heads; by default hidden_size
     scale                of the scores; by default 1 / sqrt(width of a query head)
     rotary               turns queries and keys by position; None when positions are in the embedding
-    bias                 whether the projections have one
-    global_projections   Longformer (Beltagy 2020, section 3.1): the tokens at these places of the sequence ask through
-                         a second set of query, key and value projections and read every key. All other queries use the
-                         ordinary projections, also where they read these tokens.
+    bias                 whether the projections have a bias
+    global_projections   Longformer (Beltagy 2020, section 3.1): the tokens at these positions use a second set of
+                         query, key and value projections for their queries, and read every key. All other queries use
+                         the ordinary projections, also for reading these tokens.
     implementation       as in `attend`
 
-    Raises ConfigurationError when the head counts do not divide the widths and for global projections that name no
-    place, PatternError when the pattern has rules for another number of heads or goes across from another sequence.
+    Raises ConfigurationError if the head counts do not divide the widths or global_projections is empty, and
+    PatternError if the pattern is for another number of heads or for cross attention.
     """
 
     def __init__(
@@ -143,15 +143,15 @@ class SparseAttention(nn.Module):
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size], in the dtype of the weights.
 
-        rows     where the tokens stand: which are real, of which documents and segments, and what follows what a cache
-                 has seen. By default each row is one sequence, behind what is in the cache. Of several shards within
-                 `sequence_parallel`, these are the tokens of one.
-        cache    this layer's part of a PatternCache; it is extended by the new tokens
-        dropout  of the pairs that are read, as in `attend`; not together with a cache
-        score_terms  `bias`, a bias by distance as in `Terms`; and what a subclass adds to the scores
+        rows     the positions of the tokens: which are real, of which documents and segments, and which follow the
+                 cache. By default each row is one sequence, after the tokens in the cache. Within `sequence_parallel`,
+                 these are the tokens of one shard.
+        cache    this layer of a PatternCache; the new tokens are added to it
+        dropout  dropout of the allowed pairs, as in `attend`; not together with a cache
+        score_terms  `bias`, a bias by distance as in `Terms`; and the terms of a subclass
 
-        Raises ConfigurationError for what does not go together: a cache with documents, segments, masks or dropout, and
-        global projections with documents, segments or a cache.
+        Raises ConfigurationError for arguments that exclude each other: a cache with documents, segments, masks or
+        dropout, and global projections with documents, segments or a cache.
         """
         (hidden,) = autocast(hidden)  # once, not for each projection
         rows = rows_of(hidden, cache=cache) if rows is None else rows
@@ -246,8 +246,8 @@ class SparseAttention(nn.Module):
         if self.global_projections is not None and (rows.documents is not None or rows.segments is not None):
             raise ConfigurationError(
                 "global-projections-segments",
-                "global_projections read every key of their row, so they cannot be used together with documents or"
-                " segments: give each document a row",
+                "global_projections read every key of their row and cannot be used with documents or segments: give"
+                " each document a row",
             )
         if cache is None:
             return
@@ -257,22 +257,22 @@ class SparseAttention(nn.Module):
             )
         if dropout is not None:
             raise ConfigurationError(
-                "dropout-with-cache", "dropout in attention is for training, and cannot be used together with a cache"
+                "dropout-with-cache", "dropout in attention is for training and cannot be used with a cache"
             )
         if rows.segments is not None or rows.real is not None:
-            raise ConfigurationError("mask-with-cache", "key_mask and segments cannot be used together with a cache")
+            raise ConfigurationError("mask-with-cache", "key_mask and segments cannot be used with a cache")
         if rows.tokens is None:
             raise ConfigurationError(
-                "rows-without-cache", "rows of tokens behind those in a cache are made by rows_of(..., cache=cache)"
+                "rows-without-cache", "rows that follow the tokens of a cache must come from rows_of(..., cache=cache)"
             )
         if self.global_projections is not None:
             raise ConfigurationError(
-                "global-projections-cache", "global_projections read every token, the future too: they go with no cache"
+                "global-projections-cache", "global_projections read the future and cannot be used with a cache"
             )
         if cache.pattern != self.pattern:
             raise ConfigurationError(
                 "cache-of-other-pattern",
-                f"the cache forgets by the pattern {cache.pattern}, but the layer reads by {self.pattern}",
+                f"the cache is for the pattern {cache.pattern}, but the layer has {self.pattern}",
             )
 
     @staticmethod
@@ -300,6 +300,6 @@ def _check_places(places: Sequence[int]) -> tuple[int, ...]:
     if not places or any(not isinstance(place, int) or place < 0 for place in places) or len(set(places)) < len(places):
         raise ConfigurationError(
             "global-projections",
-            f"global_projections must be different places of the sequence, counted from 0, got {list(places)}",
+            f"global_projections must be distinct positions, counted from 0, got {list(places)}",
         )
     return tuple(places)

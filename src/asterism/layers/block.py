@@ -98,7 +98,7 @@ def _recomputed(compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> t
 class FeedForward(nn.Module):
     """W_2 f(W_1 x + b_1) + b_2, for each token alone. Raises ConfigurationError for an unknown activation.
 
-    The backward pass computes f again: a block then keeps 14 instead of 18 numbers for each feature of a token.
+    The backward pass recomputes f, so a block stores 14 instead of 18 numbers for each feature of a token.
     """
 
     def __init__(

@@ -35,18 +35,18 @@ class SourceKeys(Protocol):
 
 
 class CrossAttention(SparseAttention):
-    """Multi-head attention to a source; arguments as those of SparseAttention.
+    """Multi-head attention to a source, with the arguments of SparseAttention.
 
-    The pattern is about queries and keys of different sequences: `dense()`, or an `across(...)` that says where a query
-    stands in the source. What it allows must not depend on the length of the source, so that padding changes nothing.
-    There are no rotary positions and no global projections.
+    The pattern is about queries and keys of different sequences: `dense()`, or an `across(...)` that places each query
+    in the source. It must not depend on the length of the source, so that padding changes nothing. It takes no rotary
+    positions and no global projections.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, pattern: Pattern | str, **options: Any) -> None:
         for name in ("rotary", "global_projections"):
             if options.get(name) is not None:
                 raise ConfigurationError(
-                    "cross-argument", f"cross attention has no {name}: its keys are those of another sequence"
+                    "cross-argument", f"cross attention takes no {name}: its keys belong to another sequence"
                 )
         super().__init__(hidden_size, num_heads, pattern, **options)
 
@@ -66,13 +66,12 @@ class CrossAttention(SparseAttention):
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size]; both sequences may be sharded, each by its own shards.
 
-        source       [B, S, hidden_size]; None where `kept` has its keys and values
-        rows         where the tokens stand that ask; by default they are the first ones of their rows
-        source_rows  which tokens of the source are real; they come first. By default all are.
-        kept         this layer's part of a cache, which is filled by the first call
-        dropout      of the pairs that are read, as in `attend`; not together with a cache
+        source       [B, S, hidden_size]; None where `kept` has its keys and values rows         the positions of the
+        queries; by default they are the first tokens of their rows source_rows  which tokens of the source are real
+        (they come first); by default all kept         this layer of a cache, filled by the first call dropout
+        dropout of the allowed pairs, as in `attend`; not together with a cache
 
-        Raises ConfigurationError for want of a source, or of `rows` where a cache has its keys.
+        Raises ConfigurationError without a source, or without `rows` if a cache has its keys.
         """
         (hidden,) = autocast(hidden)
         q = self._split(self.query(hidden), self.num_heads)
@@ -113,7 +112,8 @@ class CrossAttention(SparseAttention):
             if self.pattern != _EVERYTHING:
                 if rows is None:
                     raise ConfigurationError(
-                        "cross-rows-with-cache", f"{text} with a cache: say by rows which tokens ask"
+                        "cross-rows-with-cache",
+                        f"{text} with a cache needs the positions of the queries: pass rows",
                     )
                 allowed = readable_keys(self.pattern, rows.positions.clamp(min=0), keys.shape[2])
             real = None if source is None else source.real

@@ -7,8 +7,8 @@ from asterism.errors import ConfigurationError
 from asterism.layers.rows import Rows, rows_of
 
 NOT_CAUSAL = (
-    "fourier() cannot be used by a causal model or with a cache: every output of a Fourier transform reads every token,"
-    " the future too; use a causal pattern in this layer"
+    "fourier() cannot be used by a causal model or with a cache: every output of a Fourier transform reads every"
+    " token, including the future; use a causal pattern in this layer"
 )
 """Why a causal model refuses Fourier mixing."""
 

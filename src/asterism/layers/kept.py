@@ -1,4 +1,4 @@
-"""What attention gets from a cache: where the new tokens stand, and the keys that they may read.
+"""The interface of attention to a cache: the positions of new tokens, and the keys that they may read.
 
 A cache keeps the keys of different heads in different places, and rows of different lengths apart. It hands out its
 contents in parts, each for some rows and some heads, and `read` puts the results together.

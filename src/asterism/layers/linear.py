@@ -9,7 +9,7 @@ _FEW = 4
 
 
 class Linear(nn.Linear):
-    """nn.Linear, with another way to compute a few rows in a graph that is compiled for inference on a CPU.
+    """nn.Linear with a faster product of a few rows in graphs compiled for inference on a CPU.
 
     There the product with one row takes as long as reading the weights, and PyTorch's is three times slower than
     memory. Sums are taken in float32; they are rounded in another order.

@@ -1,8 +1,8 @@
 """The all-attention layer (Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory).
 
-Every head has N learned keys and values that stand at no position and that every query reads. They take the place of
-the feed-forward layer: one softmax runs over the context, by any pattern, and over them. The context is attended to
-as usual, the persistent vectors as well, and the two merge exactly by their log-sum-exp.
+Every head has N learned keys and values that stand at no position and that every query reads. They replace the
+feed-forward layer: one softmax runs over the context, by any pattern, and over them. The context is attended to as
+usual, the persistent vectors as well, and the two merge exactly by their log-sum-exp.
 
 Two options of the authors' code change scores by distance: relative positions, and an adaptive span per head.
 """
@@ -77,7 +77,8 @@ class PersistentVectors(nn.Module):
 
 
 class AdaptiveSpan(nn.Module):
-    """How far each head reads (Sukhbaatar et al. 2019, Adaptive Attention Span): a learned share z of a largest span.
+    """The learned span of each head, a fraction z of the largest span (Sukhbaatar et al. 2019, Adaptive Attention
+    Span).
 
     A key at distance d counts with weight clamp((z * span + 1 - d) / ramp + 1, 0, 1). z starts at 0 and is projected
     onto [0, 1] whenever it is used, in place, which is the authors' clamp after each update.
@@ -108,7 +109,7 @@ class PersistentAttention(SparseAttention):
     """Multi-head attention over a context, by a pattern, and over persistent vectors, in one softmax.
 
     persistent_vectors  how many each head has
-    span                the furthest distance q - k that is read; `pattern` becomes `within_span(pattern, span)`. Only
+    span                the largest distance q - k that is read; `pattern` becomes `within_span(pattern, span)`. Only
                         for causal patterns.
     relative_positions  whether scores are q . (k + p), p a row of RelativePositions for the distance; `forward` is
                         given the table, because all layers share it. Needs a span.
@@ -151,11 +152,11 @@ class PersistentAttention(SparseAttention):
                 raise ConfigurationError("at-least-one", f"{name} must be at least 1, got {number}")
         if span is None and relative_positions:
             raise ConfigurationError(
-                "positions-need-span", "relative positions need a span: the furthest distance that is read"
+                "positions-need-span", "relative positions need a span, the largest distance that is read"
             )
         if span is None and adaptive_span_ramp is not None:
             raise ConfigurationError(
-                "adaptive-needs-span", "an adaptive span needs a span: the furthest distance that is read"
+                "adaptive-needs-span", "an adaptive span needs a span, the largest distance that is read"
             )
         if span is not None:
             self.pattern = within_span(self.pattern, span)
@@ -239,14 +240,14 @@ class PersistentAttention(SparseAttention):
 
 
 def within_span(pattern: Pattern, span: int) -> Pattern:
-    """The causal pattern without the keys that stand more than `span` tokens before the query.
+    """Restrict a causal pattern to keys at most `span` tokens before the query.
 
     Raises ConfigurationError when the pattern is not causal.
     """
     if not pattern.is_causal:
         raise ConfigurationError(
             "span-needs-causal",
-            f"a span of {span} tokens is for causal patterns, and {pattern} may read the future; "
-            f"write ({pattern}) & causal(), or leave the span out",
+            f"a span of {span} tokens is for causal patterns, but {pattern} may read the future; write ({pattern}) &"
+            " causal(), or leave the span out",
         )
     return pattern & window(left=span)

@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: learned, sinusoidal, factorised, relative, bucketed or rotary positions.
+"""Positions of tokens in a model: learned, sinusoidal, factorised, relative, bucketed or rotary.
 
 Learned and factorised positions are added to the token embedding once, before the first block, and have a table that
 ends; sinusoidal ones, too, without a table. Rotary positions turn queries and keys inside every attention layer and do
@@ -88,7 +88,7 @@ class SinusoidalPositions(nn.Module):
 class BucketedPositions(nn.Embedding):
     """A bias of each head for ranges of distances, for all layers of a stack alike (T5; see `Buckets`).
 
-    bidirectional  whether keys after the query have buckets of their own
+    bidirectional  whether keys after the query have separate buckets
     """
 
     def __init__(self, buckets: int, heads: int, *, max_distance: int, bidirectional: bool) -> None:
@@ -96,7 +96,7 @@ class BucketedPositions(nn.Embedding):
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
     def forward(self) -> Buckets:  # type: ignore[override]
-        """The term of the score."""
+        """The bias of the score."""
         return Buckets(self.weight, self.bidirectional, self.max_distance)
 
 

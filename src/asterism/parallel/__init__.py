@@ -1,4 +1,4 @@
-"""Attention over a sequence whose tokens lie on several devices, by torch.distributed."""
+"""Attention over a sequence that is sharded over several devices, by torch.distributed."""
 
 from asterism.compiler.devices import needed_keys
 from asterism.parallel.attention import attend

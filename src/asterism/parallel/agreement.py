@@ -1,4 +1,4 @@
-"""What ranks must have in common before anything is exchanged, told in a few numbers.
+"""Checks that all ranks make the same call before they exchange rows, with a few numbers.
 
 A rank that was asked for something else would send rows that nobody waits for, and wait for rows that nobody sends. So
 before ranks exchange anything, every rank says in 32 bytes what it was asked: a digest of it in words, and two numbers.
@@ -167,8 +167,8 @@ def _agree(
         asked = "; ".join(f"{name} {word}" for name, word in words.items())
         raise ConfigurationError(
             "ranks-asked-differently",
-            f"within sequence_parallel all ranks must ask the same; {others} asked for something else than rank"
-            f" {context.rank}, or could not go on. Rank {context.rank}: {asked}",
+            f"within sequence_parallel all ranks must make the same call; {others} made a different call than rank"
+            f" {context.rank}, or failed. Rank {context.rank}: {asked}",
         )
     with _nobody_lost():
         everyone = _said_by_all(context, said, meeting)
@@ -199,7 +199,7 @@ def _nobody_lost() -> Iterator[None]:
     except RuntimeError as error:
         raise LostRankError(
             "rank-lost",
-            "another rank of sequence_parallel has ended, or did not come to this call in time:"
+            "another rank of sequence_parallel has ended, or did not make this call in time:"
             f" {str(error).partition(chr(10))[0]}",
         ) from error
 

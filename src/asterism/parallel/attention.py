@@ -1,4 +1,4 @@
-"""The door of the layers to attention, whether a sequence lies on one device or on many.
+"""The entry of layers to attention, for sequences on one device or on several.
 
 Tensors are of the dtypes that `asterism.attend` takes.
 """
@@ -41,18 +41,18 @@ def attend(
     keys: Shards | None = None,
     **options: Any,
 ) -> Any:
-    """`asterism.attend` where no sequence is sharded; within `sequence_parallel`, the same for the shards of all ranks.
+    """Compute `asterism.attend`; within `sequence_parallel`, over the shards of all ranks.
 
-    There q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] of the tokens that this rank holds; `queries` and
-    `keys` say who holds which (by default, all ranks say how many they have). The pattern is that of the whole
-    sequence. Options and results are those of `asterism.attend`; `key_mask` and `segments` are those of this rank's
-    keys.
+    Within `sequence_parallel`, q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] are those of this rank's
+    tokens; `queries` and `keys` are the shards of all ranks (by default, ranks exchange their numbers of tokens). The
+    pattern is that of the whole sequence. Options and results are those of `asterism.attend`; `key_mask` and `segments`
+    are those of this rank's keys.
 
-    All ranks call it, with the same questions of their own tensors. Raises ConfigurationError on every rank, before any
-    row moves, where they ask different things or one of them could not go on: it says on which rank what. Where a group
-    has no backend for the CPU (nccl alone), reading what others ask waits for the GPU, so a rank does it only for
-    questions that are new to it in this group; if ranks then differ in questions they both know, the GPU stops with an
-    assertion. Raises LostRankError where a rank does not come.
+    Every rank calls it with the same arguments but its own shards. If their calls differ, or one rank fails, every rank
+    raises ConfigurationError with the rank and the cause, before any row moves. If a group has no backend for the CPU
+    (nccl alone), comparing calls waits for the GPU, so a rank compares only calls that are new to it in this group; if
+    ranks then differ in calls that both have made before, the GPU stops with an assertion. Raises LostRankError if a
+    rank never makes the call.
     """
     context = sharding()
     if context is None:
@@ -122,8 +122,8 @@ def _attended(context: SequenceParallel, asked: "_Asked", queries: Shards, keys:
     if options.segments is not None and (rule.crosses or offset or queries != keys):
         raise KernelError(
             "segments-across",
-            "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
-            " key_mask which keys may be read",
+            "segments are for self-attention, but the queries of cross attention belong to another sequence: choose"
+            " keys with key_mask",
         )
     check_by_distance(options.terms, rule.text)
     shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
@@ -197,8 +197,8 @@ def _checked(
     if is_transformed():
         raise KernelError(
             "functional-in-shards",
-            "within sequence_parallel attention goes through none of torch.func (grad, vmap, jvp); it has no"
-            " forward-mode derivatives, as rows travel between ranks: use torch.autograd",
+            "within sequence_parallel attention supports neither torch.func (grad, vmap, jvp) nor forward-mode"
+            " derivatives: use torch.autograd",
         )
     check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
     q, k, v = autocast(q, k, v)
@@ -260,8 +260,8 @@ def _with_all_keys(call: Call, return_lse: bool) -> tuple[Tensor, ...]:
     if not call.context.dense_exchange:
         raise ConfigurationError(
             "sharded-dropout-keys",
-            "dropout inside attention within sequence_parallel goes by the numbers of all tokens, so every rank needs"
-            " every key: set attention_dropout to 0, or say sequence_parallel(..., dense_exchange=True)",
+            "dropout inside attention within sequence_parallel depends on the positions of all tokens, so every rank"
+            " needs every key: set attention_dropout to 0, or pass sequence_parallel(..., dense_exchange=True)",
         )
     plan, everyone = call.plan, to_all(call.plan.keys, call.rank)
     marks = call.marks

@@ -1,4 +1,4 @@
-"""This rank's part of a batch that holds whole sequences, as collators and objectives make it.
+"""Cuts a batch of whole sequences, from collators or objectives, into this rank's shard.
 
 Labels are shifted before a sequence is cut, because what the last token of a shard is to predict lies on another rank.
 """
@@ -22,23 +22,23 @@ _LABELS = ("labels", "shift_labels")
 def shard(
     batch: Mapping[str, Any], context: SequenceParallel, *, shifts_labels: bool = False, shards: Shards | None = None
 ) -> dict[str, Any]:
-    """What this rank gives a model within `sequence_parallel`, of a batch of whole sequences that all ranks hold.
+    """Cut this rank's shard, the model's arguments within `sequence_parallel`, from a batch of whole sequences that all
+    ranks hold.
 
     Cut along tokens are input_ids, attention_mask, token_type_ids, position_ids [B or 1, N], inputs_embeds [B, N, C];
     labels and shift_labels that are whole numbers [B, N]; and of an encoder-decoder decoder_input_ids,
     decoder_attention_mask, decoder_inputs_embeds and labels, all of the target. `places` [B, M] and its labels become
     those of this shard, filled up with place 0 and label -100. Everything else, such as a label of a whole sequence,
-    cu_seqlens or dropout_seed, stays as it is.
+    cu_seqlens or dropout_seed, is unchanged.
 
     shifts_labels  for causal models, which compare the prediction of a column with the label of the next: shift_labels
-                   is added, in which every column has what it predicts. The first token of a document (position_ids of
-                   0, cu_seqlens) is predicted by nothing.
-    shards         who gets which tokens of input_ids; by default even parts, as the target gets them always. Parts may
-                   be empty.
+                   is added, with the target of every column. The first token of a document (position_ids of 0,
+                   cu_seqlens) is not a target.
+    shards         the shards of input_ids; by default of even size, as always for the target. Shards may be empty.
 
     The loss of an Asterism model in the context is the mean over the tokens of all ranks, equal on all. Its backward
-    pass leaves on each rank a part of the gradient of every parameter: their SUM over the ranks is the gradient of the
-    whole, not their mean.
+    pass leaves on each rank a part of the gradient of every parameter: the gradient of the whole is the SUM over the
+    ranks, not the mean.
 
     Labels of a target are cut where its decoder_input_ids are there; prepare_decoder_input_ids_from_labels of the model
     makes them of the whole labels.
@@ -48,9 +48,7 @@ def shard(
     given = dict(batch)
     like = _first_of(given, ("input_ids", "inputs_embeds"))
     if like is None:
-        raise ConfigurationError(
-            "ids-missing", "shard needs a batch with input_ids or inputs_embeds: there are no tokens to cut"
-        )
+        raise ConfigurationError("ids-missing", "shard needs a batch with input_ids or inputs_embeds, got neither")
     tokens = like.shape[1]
     shards = Shards.even(tokens, context.ranks) if shards is None else shards
     if shards.devices != context.ranks or shards.length != tokens:

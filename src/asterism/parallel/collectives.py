@@ -1,4 +1,4 @@
-"""What processes exchange: the one place that calls `torch.distributed`.
+"""Exchanges between processes: the only module that calls `torch.distributed`.
 
 Every function takes the group of processes that call it, all of them and in the same order; None stands for all that
 have joined. What autograd calls on the way back is the same on all ranks, too.

@@ -1,4 +1,4 @@
-"""What kernels are asked by a rank: the options of a call, and its local attention, renumbered where that counts.
+"""The local attention of a rank: the options of a call, and renumbering where terms depend on it.
 
 Tensors keep the dtype in which they are given; indices are int64.
 """

@@ -1,4 +1,4 @@
-"""Within which group of processes a sequence is sharded: a context, which layers need not know.
+"""The context in which a sequence is sharded over a group of processes, invisible to layers.
 
 The context belongs to the thread and task that entered it; the backward pass needs none, since what it does was written
 down on the way forward.
@@ -28,8 +28,8 @@ by this number: as long as it is 0, no sequence is sharded."""
 class SequenceParallel:
     """The processes that hold the shards of a sequence, in order, and this process among them.
 
-    dense_exchange  whether a pattern may be computed that moves as much as dense attention would
-    known           who holds which tokens, where a model has asked that already for all of its layers
+    dense_exchange  whether a pattern may be computed that moves as many bytes as dense attention known           the
+    shards, if a model has already exchanged them for all of its layers
     """
 
     group: ProcessGroup
@@ -48,21 +48,21 @@ class SequenceParallel:
         return shards.range(self.rank)
 
     def has_turn(self, number: int) -> bool:
-        """Whether the turn of that number, counted from 0, is this process's: they take turns, in their order."""
+        """Whether this process has turn `number`, counted from 0; processes take turns in their order."""
         return number % self.ranks == self.rank
 
     def shards(self, tokens: int, device: torch.device) -> Shards:
-        """The shards of a sequence of which this process holds `tokens`: all ranks ask together, each for its own."""
+        """Exchange the shards of a sequence of which this process holds `tokens`; all ranks call it together."""
         return Shards.of_sizes(tuple(gather_numbers([tokens], self.group, device)[:, 0].tolist()))
 
 
 @contextmanager
 def sequence_parallel(mesh: DeviceMesh | ProcessGroup, *, dense_exchange: bool = False) -> Iterator[SequenceParallel]:
-    """Within the body, tensors of tokens hold the shard of this process: rank r of the mesh, which has one dimension,
-    or of the group holds the tokens that follow those of rank r - 1.
+    """Shard sequences over processes: in the body, tensors of tokens hold this process's shard. Rank r of the mesh (of
+    one dimension) or group holds the tokens after those of rank r - 1.
 
-    Raises ConfigurationError for what is neither a mesh nor a group, for a mesh of several dimensions (choose one:
-    mesh["cp"]), for a group that this process is not in, and within another context.
+    Raises ConfigurationError if `mesh` is neither a mesh nor a group, for a mesh of several dimensions (choose one:
+    mesh["cp"]), for a group without this process, and within another such context.
     """
     if not isinstance(mesh, DeviceMesh | ProcessGroup) and mesh is not OUTSIDE:
         raise ConfigurationError(
@@ -72,18 +72,18 @@ def sequence_parallel(mesh: DeviceMesh | ProcessGroup, *, dense_exchange: bool =
     if isinstance(mesh, DeviceMesh) and mesh.ndim != 1:
         raise ConfigurationError(
             "mesh-dimensions",
-            f"sequence_parallel needs a mesh of one dimension, and this one has {mesh.ndim}: name one, as mesh['cp']",
+            f"sequence_parallel needs a mesh of one dimension, got one of {mesh.ndim}: choose one, such as mesh['cp']",
         )
     if _CURRENT.get() is not None:
         raise ConfigurationError(
-            "sequence-parallel-nested", "sequence_parallel was entered within itself: a sequence is sharded once"
+            "sequence-parallel-nested", "sequence_parallel cannot be entered within itself: a sequence is sharded once"
         )
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
     if rank_of(group) < 0:
         raise ConfigurationError(
             "not-in-group",
-            f"process {rank_of()} entered sequence_parallel with a group that it is not in: only the processes of"
-            " a group hold its sequences",
+            f"process {rank_of()} entered sequence_parallel with a group that it does not belong to: only the group's"
+            " processes may enter",
         )
     found = SequenceParallel(group, rank_of(group), size_of(group), dense_exchange)
     with resumed(found):
@@ -109,7 +109,7 @@ def _count(more: int) -> None:
 
 
 def sharding() -> SequenceParallel | None:
-    """The context around the caller; None where a sequence lies on one device."""
+    """The context around the caller; None if sequences are on one device."""
     return _CURRENT.get() if _entered else None
 
 

@@ -1,4 +1,4 @@
-"""How rows come to a rank in up to two hops: straight from their owners, or by way of the rank that shares them out.
+"""Delivers rows to a rank in one or two hops: from their owners, or through the rank that distributes them.
 
 Tensors keep the dtype in which they are given; indices are int64.
 """

@@ -1,4 +1,4 @@
-"""Fourier mixing of sequences that lie on several devices.
+"""Fourier mixing of sequences on several devices.
 
 A sequence is transformed over the features where its tokens are; then each rank gets a share of the features of all
 tokens, transforms it over tokens, and what it computed goes back: two all-to-alls.

@@ -1,4 +1,4 @@
-"""Where tokens lie in a tensor: kept as numbers, and as what a tensor is indexed by on each device.
+"""Indices of tokens in a tensor, as numbers and as index tensors on each device.
 
 Tensors keep the dtype in which they are given; indices are int64.
 """

@@ -1,4 +1,4 @@
-"""What keys carry beside their numbers: whether they may be read, and which segment they are of."""
+"""The marks of keys: whether they may be read, and their segment."""
 
 from typing import NamedTuple
 

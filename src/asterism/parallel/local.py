@@ -1,4 +1,4 @@
-"""What a rank computes: a pattern between some queries and some keys, by their positions. Numbers only."""
+"""The computation of a rank: a pattern between some queries and some keys, by their positions."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Keys laid so that the numbers of tokens say what terms and segments go by.
+"""Arranges keys so that their indices give the distances of terms, and segments.
 
 Tables by distance count tokens between a query and a key, so both must be numbered as they stand: keys are laid in
 stretches, with gaps that nobody reads. Segments are told by the numbers of keys, so the queries' own numbers are among

@@ -1,4 +1,4 @@
-"""Who may attend to whom: immutable rules, their algebra, their text form, and the patterns of the literature."""
+"""Patterns, which say who may attend to whom: immutable values, their algebra, their text, and published patterns."""
 
 from asterism.patterns.across import across
 from asterism.patterns.causality import (

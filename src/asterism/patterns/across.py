@@ -1,8 +1,8 @@
-"""Queries that are tokens of another sequence than the keys: those of a decoder, which read a source.
+"""Cross attention: the queries are tokens of a decoder, the keys those of a source.
 
-Query i stands at token floor(i * step) of the source, and reads what the inner pattern allows to a query at that place.
-The place is never clamped: beyond the end of the source it is one all the same, so what a query reads depends on the
-length of the source only where the inner pattern does.
+Query i stands at token floor(i * step) of the source, and reads what the inner pattern allows to a query at that
+position. The position is never clamped to the source, so the keys of a query depend on the length of the source only if
+the inner pattern depends on the length.
 """
 
 import re
@@ -85,16 +85,15 @@ class Across(Moved):
 
 
 def across(inner: Pattern, step: int | str | Fraction = 1) -> Pattern:
-    """Cross attention: query i, a token of another sequence, reads what `inner` allows to a query at token
-    floor(i * step) of the source.
+    """Apply `inner` to cross attention: query i reads as a query at token floor(i * step) of the source.
 
-    `step` is how many tokens of the source go with one of the decoder: a whole number, or a fraction such as "3/2".
-    Places beyond the end of the source are not clamped. Raises PatternError for anything but a pattern, for one that
-    goes across already, and for a step that is not above 0 or has a numerator or denominator beyond 2**20.
+    `step` is the number of source tokens per decoder token: a whole number, or a fraction such as "3/2". Positions
+    beyond the end of the source are not clamped. Raises PatternError for anything but a pattern, for one that contains
+    across already, and for a step that is not above 0 or has a numerator or denominator above 2**20.
     """
     if check_pattern("across", "inner", inner).crosses:
         raise PatternError(
-            "across-nested", f"across: {inner} goes across already: write one across(...) around one pattern"
+            "across-nested", f"across: {inner} already contains across: write one across(...) around one pattern"
         )
     return Across(inner, _read_step(step))
 

@@ -1,4 +1,4 @@
-"""Patterns under their texts, where only a text can travel.
+"""Finds the pattern that belongs to a text, where only the text can be passed.
 
 A schema of torch.library, and so the graph of a compiled model, holds strings and numbers but no Pattern. The text is
 the pattern: another process can parse it. In this one the pattern itself mostly still lives, and the text of an

@@ -32,7 +32,7 @@ def require_causal(pattern: Pattern) -> None:
 
 
 def require_self_attention(pattern: Pattern, user: str) -> None:
-    """Refuse a pattern whose queries are tokens of another sequence than the keys. Raises PatternError."""
+    """Refuse a pattern for cross attention. Raises PatternError."""
     if pattern.crosses:
         raise PatternError(
             "across-not-self",
@@ -42,7 +42,7 @@ def require_self_attention(pattern: Pattern, user: str) -> None:
 
 
 def require_cross_attention(pattern: Pattern) -> None:
-    """Refuse a pattern that needs its queries to be tokens of the keys' sequence. Raises PatternError."""
+    """Refuse a pattern that is only for self-attention. Raises PatternError."""
     if not pattern.takes_any_query:
         raise PatternError(
             "across-needed",
@@ -52,7 +52,7 @@ def require_cross_attention(pattern: Pattern) -> None:
 
 
 def require_prefix_stable(pattern: Pattern) -> None:
-    """Refuse a pattern whose answer for a pair (q, k) can change as the sequence grows.
+    """Refuse a pattern that may change its answer for a pair (q, k) as the sequence grows.
 
     Raises PatternError with the pattern, the part that breaks the rule, and its stable relative.
     """
@@ -61,9 +61,9 @@ def require_prefix_stable(pattern: Pattern) -> None:
         culprit = _outermost_named(pattern, part)
         raise PatternError(
             "not-prefix-stable",
-            f"{pattern} cannot be used by a causal model or with a cache: {culprit} is not prefix-stable,"
-            " what a query may read changes as the sequence grows;"
-            f" use {_STABLE_RELATIVES.get(_call_name(culprit), 'one that does not depend on the length')} instead",
+            f"{pattern} cannot be used by a causal model or with a cache: {culprit} is not prefix-stable (the keys of"
+            " a query change as the sequence grows); use"
+            f" {_STABLE_RELATIVES.get(_call_name(culprit), 'one that does not depend on the length')} instead",
         )
 
 

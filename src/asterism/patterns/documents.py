@@ -1,8 +1,8 @@
-"""Several sequences one after another, each under a pattern of its own: packed batches, and rows laid end to end.
+"""Several sequences one after another, each with its own pattern: packed batches, and rows laid end to end.
 
 Every document follows the inner pattern at its own length and from its own position 0; nothing crosses a border. The
-lengths are part of the rule, so what a pair of tokens gets never depends on the sequence around them: whatever the
-inner pattern is, this one is prefix-stable.
+lengths are part of the pattern, so its answer for a pair of tokens never depends on the sequence around them: it is
+prefix-stable even if the inner pattern is not.
 """
 
 from collections.abc import Iterator
@@ -138,11 +138,11 @@ class Documents(Moved):
 
 
 def documents(pattern: Pattern, *lengths: int) -> Pattern:
-    """Documents of these lengths one after another, each under `pattern` at its own length from its own position 0.
+    """Apply `pattern` to documents of these lengths, one after another, each at its own length from its own position 0.
 
-    A negative number -n stands for n tokens that belong to no document, such as padding: they neither read nor are
-    read, and nor are tokens behind the last document. Empty documents are allowed. Raises PatternError for
-    anything but a pattern, lengths that are not whole numbers, and more than 2**60 tokens in all.
+    A negative number -n means n tokens that belong to no document, such as padding: they neither read nor are read. The
+    same holds for tokens after the last document. Empty documents are allowed. Raises PatternError for anything but a
+    pattern, lengths that are not whole numbers, and more than 2**60 tokens in all.
     """
     check_pattern("documents", "pattern", pattern)
     wrong = next((x for x in lengths if isinstance(x, (bool, np.bool_)) or not hasattr(x, "__index__")), None)

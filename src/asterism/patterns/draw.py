@@ -1,4 +1,4 @@
-"""Pictures of a pattern, and how many keys its queries read.
+"""Draws a pattern, and counts the keys that its queries read.
 
 They are of a sequence that attends to itself, or of its first queries only; of a pattern that goes across, of as many
 tokens of the decoder as stand in the source.
@@ -295,6 +295,4 @@ def _count_whole(pattern: Pattern, queries: Integers, n: int, head: int) -> tupl
 
 def _check_head(pattern: Pattern, head: int) -> None:
     if not 0 <= check_integer("draw", "head", head) < pattern.heads:
-        raise PatternError(
-            "no-such-head", f"{pattern} has {pattern.heads} head(s), numbered from 0; head {head} was asked for"
-        )
+        raise PatternError("no-such-head", f"no head {head}: {pattern} has {pattern.heads} head(s), counted from 0")

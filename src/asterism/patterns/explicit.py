@@ -1,4 +1,4 @@
-"""The user's own pattern: a matrix, an edge list, or a text that lists each query's keys."""
+"""A custom pattern: a matrix, an edge list, or a text that lists each query's keys."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -66,13 +66,13 @@ class Explicit(Pattern):
         if length > self.size:
             raise PatternError(
                 "explicit-length",
-                f"explicit: the pattern covers {self.size} positions and {length} were asked for;"
-                " build it for the longest sequence you use",
+                f"explicit: got {length} positions, but the pattern covers {self.size}: build it for the longest"
+                " sequence you use",
             )
 
 
 def explicit(source: object, size: int | None = None) -> Pattern:
-    """The user's own pattern, for sequences of at most `size` tokens.
+    """Make a custom pattern for sequences of at most `size` tokens.
 
     `source` is a boolean matrix [size, size] (True at [q, k]: q may attend to k), an integer edge list [m, 2] of
     (query, key) pairs, a scipy sparse matrix whose stored non-zeros are the pairs, or the text form, which lists each
@@ -127,7 +127,7 @@ def _unreadable(seen: str) -> PatternError:
 def _too_many(pairs: int) -> PatternError:
     return PatternError(
         "too-many-pairs",
-        f"explicit: {pairs:,} pairs are more than the limit of {_MOST_PAIRS:,}: compose the pattern of rules instead",
+        f"explicit: {pairs:,} pairs are more than the limit of {_MOST_PAIRS:,}: compose it from other patterns instead",
     )
 
 

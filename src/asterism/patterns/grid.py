@@ -1,4 +1,4 @@
-"""Neighbours in two dimensions: tokens that lie in rows and columns, such as the values of a picture in raster order.
+"""Neighbours in two dimensions: tokens in rows and columns, such as the values of a picture in raster order.
 
 Token p is a value of the pixel p // channels; the pixels of a row stand side by side, and the rows one below the other.
 There are as many rows as the sequence has tokens for, the last one may be partial, and nothing goes round at the ends
@@ -158,17 +158,17 @@ class Grid(Pattern):
 
 
 def grid(width: int, radius: int | Sequence[int], dilation: int = 1, channels: int = 1) -> Pattern:
-    """Neighbours in rows and columns: the pixels around, each with all of its channels.
+    """Let each token read the neighbouring pixels in two dimensions, with all channels.
 
     Token p is a value of the pixel in row p // channels // width and column p // channels % width: `width` pixels in a
     row, `channels` values of each side by side. With (rows, columns) between the pixels of query and key, both
-    distances are multiples of `dilation`, and at most `radius` of these multiples. A `radius` of two numbers is that of
-    the rows and that of the columns: `grid(64, radius=(63, 0), channels=3) & causal()` is the column above in a
-    picture of 64 rows, and `grid(64, radius=2, channels=3) & causal()` what comes first of the 5 x 5 pixels around.
-    Rows have ends: nothing goes round. The last row may be partial.
+    distances are multiples of `dilation`, and at most `radius` of these multiples. With two numbers, `radius` gives the
+    radius of the rows and that of the columns: `grid(64, radius=(63, 0), channels=3) & causal()` is the column above in
+    a picture of 64 rows, and `grid(64, radius=2, channels=3) & causal()` what comes first of the 5 x 5 pixels around.
+    Rows do not wrap around. The last row may be partial.
 
-    Raises PatternError for width, dilation or channels < 1, radii below 0 or of another number than one or two, more
-    than 2**30 values in a row, and a neighbourhood that reaches further than 2**60 positions.
+    Raises PatternError for width, dilation or channels < 1, radii below 0, more than two radii, more than 2**30 values
+    in a row, and a neighbourhood that reaches further than 2**60 positions.
     """
     width = check_integer("grid", "width", width, 1)
     dilation = check_integer("grid", "dilation", dilation, 1)
@@ -177,7 +177,7 @@ def grid(width: int, radius: int | Sequence[int], dilation: int = 1, channels: i
     if width * channels > _MOST_VALUES:
         raise PatternError(
             "grid-size",
-            f"grid: width * channels must be at most {_MOST_VALUES:,}, got {width:,} * {channels:,}: that is one row",
+            f"grid: a row of width * channels must have at most {_MOST_VALUES:,} values, got {width:,} * {channels:,}",
         )
     if max(rows * width * channels, columns) * dilation > GREATEST:
         raise PatternError(

@@ -1,4 +1,4 @@
-"""Some queries and some keys of a sequence: what a device computes that holds only these.
+"""Some queries and some keys of a sequence: the pairs that a device computes if it holds only these.
 
 Query i of the part stands at the i-th position of one set, key j at the j-th of another, and the inner pattern is asked
 about these positions and the length of the whole sequence. So every plan, every kernel and the reference compute a part
@@ -119,14 +119,11 @@ class Part(Moved):
     def _check(self, queries: Integers, length: int) -> None:
         """Raises PatternError for queries that the part has not, and for other keys than it has."""
         if length != len(self.keys):
-            raise PatternError(
-                "part-keys", f"part: the pattern is for {len(self.keys):,} keys, and {length:,} are there"
-            )
+            raise PatternError("part-keys", f"part: the pattern is for {len(self.keys):,} keys, got {length:,}")
         if queries.size and (furthest := int(once(queries).max())) >= len(self.queries):
             raise PatternError(
                 "part-queries",
-                f"part: the pattern has {len(self.queries):,} queries, and number {furthest:,}, counted from 0, was"
-                " asked for",
+                f"part: the pattern has {len(self.queries):,} queries, counted from 0, got query {furthest:,}",
             )
 
     @property
@@ -156,12 +153,13 @@ class Part(Moved):
 
 
 def part(pattern: Pattern, length: int, queries: object, keys: object) -> Pattern:
-    """The pattern on some queries and some keys of a sequence of `length` tokens.
+    """Restrict a pattern to some queries and some keys of a sequence of `length` tokens.
 
     `queries` and `keys` are ascending sets of positions: runs (start, stop) or (start, stop, step) one after another,
     an integer array [runs, 2 or 3] of such rows, or the text "start:stop:step,start:stop,position". Query i of the part
-    stands at the i-th position of the one set, key j at the j-th of the other; with queries 0 .. m - 1 and all keys,
-    the part has the first m rows of the whole. There are as many keys as the set has, and queries are among the set's.
+    stands at the i-th position of `queries`, key j at the j-th of `keys`. With queries 0 .. m - 1 and all keys, the
+    part has the first m rows of the whole. The part has exactly the keys of `keys`, and at most the queries of
+    `queries`.
 
     Tables by distance (terms of the score) count positions, which numbers of the part stand for only where both sets
     are neighbours from one position on. Raises PatternError for sets that do not ascend, keys beyond the length, and
@@ -173,9 +171,7 @@ def part(pattern: Pattern, length: int, queries: object, keys: object) -> Patter
     furthest = _FURTHEST_QUERY if pattern.takes_any_query else length
     for name, runs, past in (("queries", asked, furthest), ("keys", read, length)):
         if runs.past > past:
-            raise PatternError(
-                "part-positions", f"part: {name} must stand before position {past:,}, got {runs.past - 1:,}"
-            )
+            raise PatternError("part-positions", f"part: {name} must be below position {past:,}, got {runs.past - 1:,}")
     return Part(pattern, length, asked, read)
 
 

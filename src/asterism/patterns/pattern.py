@@ -1,4 +1,4 @@
-"""What a pattern is: an immutable value that says which query may attend to which key, and its algebra.
+"""The pattern: an immutable value that says which query may attend to which key, and its algebra.
 
 A pattern holds no length; the length comes with each question. Three questions can be asked of it: `allows` is the rule
 itself; `spans` and `verdict` are cheap summaries over ranges of tokens, from which the compiler finds the tiles worth
@@ -39,7 +39,7 @@ MOST_HEADS = 2**12
 
 
 class Verdict(IntEnum):
-    """What is known of a rectangle of (query, key) pairs: none, not known, some but not all, all allowed."""
+    """Verdict on a rectangle of (query, key) pairs: none allowed, unknown, some but not all, all allowed."""
 
     EMPTY = 0
     UNKNOWN = 1
@@ -80,7 +80,7 @@ def verdict_and(left: Verdicts, right: Verdicts) -> Verdicts:
 
 
 class Pattern(Derives, ABC):
-    """Who may attend to whom. Subclasses are frozen dataclasses; build them through `asterism.patterns`."""
+    """A rule for who may attend to whom. Subclasses are frozen dataclasses; build them through `asterism.patterns`."""
 
     keyword: ClassVar[str]
     has_pairs: ClassVar[bool] = True
@@ -113,9 +113,9 @@ class Pattern(Derives, ABC):
     def dense(self, n_queries: int, n_keys: int | None = None, query_offset: int | None = None) -> Booleans:
         """The rule as a boolean array [heads, n_queries, n_keys]; True means may attend.
 
-        The queries stand at positions query_offset, query_offset + 1, ...; by default they are the last ones, or the
-        first ones of another sequence (`resolve_lengths`). Raises PatternError when there are more queries than
-        positions and the pattern needs theirs among the keys.
+        The queries stand at positions query_offset, query_offset + 1, ...; by default they are the last positions, or
+        in cross attention the first ones (`resolve_lengths`). Raises PatternError if a pattern for self-attention gets
+        more queries than positions.
         """
         n_keys, query_offset = resolve_lengths(self, n_queries, n_keys, query_offset)
         queries = np.arange(query_offset, query_offset + n_queries)[:, None]
@@ -131,18 +131,18 @@ class Pattern(Derives, ABC):
         return np.stack([starts, stops], axis=1)
 
     def verdict(self, query_range: tuple[int, int], key_range: tuple[int, int], length: int, head: int = 0) -> Verdict:
-        """What is known of the rectangle query_range x key_range, both half-open and not empty."""
+        """The verdict on the rectangle query_range x key_range, both half-open and not empty."""
         (q_start, q_stop), (k_start, k_stop) = query_range, key_range
         queries = Ranges(np.array([q_start]), np.array([q_stop - 1]), 1)
         keys = Ranges(np.array([k_start]), np.array([k_stop - 1]), 1)
         return Verdict(int(self.judge(queries, keys, length, head)[0]))
 
     def check_heads(self, heads: int) -> None:
-        """Raise PatternError unless the pattern is for one head (then for all) or for exactly `heads` heads."""
+        """Raise PatternError unless the pattern is for one head, which serves all, or for exactly `heads` heads."""
         if self.heads not in (1, heads):
             raise PatternError(
                 "pattern-heads",
-                f"{self} is a pattern of {self.heads} heads and the attention has {heads}: make them equal",
+                f"{self} is for {self.heads} heads, but the attention has {heads}: make them equal",
             )
 
     # --- what each kind of pattern answers, for many ranges at once -------------------------------------------------
@@ -164,8 +164,8 @@ class Pattern(Derives, ABC):
         return Intervals.everything(len(q.first), length)
 
     def signature(self, q: Ranges, k: Ranges) -> Integers | None:
-        """int64 [...]: a number per pair of tiles, given as ranges that broadcast to [...]: tiles of one shape with one
-        number have equal masks, whether their step is known or not. None: no such numbers are known."""
+        """int64 [...]: a number per pair of tiles, given as ranges that broadcast to [...]. Tiles of equal shape and
+        number have equal masks. None if the pattern has no such numbers."""
         return None
 
     @property
@@ -174,7 +174,7 @@ class Pattern(Derives, ABC):
         return ()
 
     def rebuild(self, children: tuple["Pattern", ...]) -> "Pattern":
-        """The same composition of other parts."""
+        """The same composition with other parts."""
         return self
 
     @property
@@ -245,8 +245,7 @@ class Pattern(Derives, ABC):
     def __bool__(self) -> NoReturn:
         raise PatternError(
             "pattern-truth-value",
-            f"the truth value of the pattern {self} was asked for; `and`, `or` and `not` do not work on patterns:"
-            " write p & q, p | q and ~p",
+            f"the pattern {self} has no truth value, so `and`, `or` and `not` do not work: write p & q, p | q and ~p",
         )
 
 
@@ -470,9 +469,9 @@ class Shifted(Moved):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Named(Follower):
-    """A composition known under a name of its own: `body` is what it means, `parts` the factors it is made of.
+    """A composition with a name: `body` is its meaning, `parts` are its factors.
 
-    `call` is its text, `short_call` that for people.
+    `call` is its text, `short_call` the short form for people.
     """
 
     call: str
@@ -514,9 +513,9 @@ def resolve_lengths(pattern: Pattern, n_queries: int, n_keys: int | None, query_
     if offset < 0 or offset + n_queries > (2**31 if pattern.takes_any_query else n_keys):
         raise PatternError(
             "queries-beyond-positions",
-            f"{n_queries} queries do not fit among {n_keys} positions (first query at {offset}):"
-            " queries are positions of the same sequence as the keys; those of another one need"
-            " across(pattern, step=...) or dense()",
+            f"{n_queries} queries do not fit among {n_keys} positions (first query at {offset}): queries are"
+            " positions of the same sequence as the keys; queries of another sequence need across(pattern, step=...)"
+            " or dense()",
         )
     return n_keys, offset
 

@@ -108,20 +108,20 @@ class Window(Pattern):
 
 
 def dense() -> Pattern:
-    """Everything attends to everything."""
+    """Let every token read every token."""
     return Dense()
 
 
 def causal() -> Pattern:
-    """The past and the token itself: k <= q."""
+    """Let each token read the past and itself: k <= q."""
     return Causal()
 
 
 def window(left: int = 0, right: int = 0, dilation: int = 1) -> Pattern:
-    """Neighbours: -right * dilation <= q - k <= left * dilation and (q - k) % dilation == 0.
+    """Let each token read its neighbours: -right * dilation <= q - k <= left * dilation and (q - k) % dilation == 0.
 
-    `left` and `right` count the keys read on each side; the token itself is counted apart, so `window(left=255)` reads
-    256 keys and `window()` only the token itself. Raises PatternError for negative sizes and for dilation < 1.
+    `left` and `right` count the keys read on each side, without the token itself, so `window(left=255)` reads 256 keys
+    and `window()` only the token itself. Raises PatternError for negative sizes and for dilation < 1.
     """
     left, right = check_integer("window", "left", left, 0), check_integer("window", "right", right, 0)
     dilation = check_integer("window", "dilation", dilation, 1)
@@ -187,7 +187,7 @@ class Blocks(Pattern):
 
 
 def stride(period: int) -> Pattern:
-    """Tokens of the same residue: (q - k) % period == 0 (Child 2019 section 4, the strided A(2), before causality).
+    """Let each token read those of its residue: (q - k) % period == 0 (Child 2019 section 4, A(2), before causality).
 
     Raises PatternError for period < 1.
     """
@@ -195,7 +195,7 @@ def stride(period: int) -> Pattern:
 
 
 def blocks(size: int, left: int = 0, right: int = 0) -> Pattern:
-    """Tokens of the same block, of `left` blocks before it and `right` after: -right <= q // size - k // size <= left.
+    """Let each token read its block, `left` blocks before and `right` after: -right <= q // size - k // size <= left.
 
     `blocks(size)` is the fixed A(1) of Child 2019 section 4, before causality. The last block may be partial. Raises
     PatternError for size < 1 and negative left or right.
@@ -354,10 +354,10 @@ class GlobalQueries(TokenSet, QuerySet):
 
 
 def columns(period: int, first: int = 0, count: int = 1) -> Pattern:
-    """Keys at fixed places of each period: first <= k % period < first + count, for every query.
+    """Let every query read the same keys of each period: first <= k % period < first + count.
 
     `columns(l, first=l - c, count=c)` is the fixed A(2) of Child 2019 section 4, before causality. (The paper writes
-    the residues as l - c, ..., l; residue l does not occur.) Raises PatternError when the places do not fit the period.
+    the residues as l - c, ..., l; residue l does not occur.) Raises PatternError if first + count exceeds the period.
     """
     period = check_integer("columns", "period", period, 1)
     first, count = check_integer("columns", "first", first, 0), check_integer("columns", "count", count, 1)
@@ -370,23 +370,23 @@ def columns(period: int, first: int = 0, count: int = 1) -> Pattern:
 
 
 def global_keys(positions: int | Sequence[int], block: int = 1) -> Pattern:
-    """Keys that every query reads. Positions count blocks of `block` tokens; negative ones from the end.
+    """Let every query read these keys. Positions count blocks of `block` tokens; negative ones count from the end.
 
-    A position beyond the sequence names no token. Raises PatternError for positions that are not whole numbers, and for
+    A position beyond the sequence is ignored. Raises PatternError for positions that are not whole numbers, and for
     block < 1.
     """
     return GlobalKeys(*positions_of("global_keys", positions, block))
 
 
 def global_queries(positions: int | Sequence[int], block: int = 1) -> Pattern:
-    """Queries that read every key; the arguments, and what is raised, are those of `global_keys`."""
+    """Let these queries read every key; arguments and errors are those of `global_keys`."""
     return GlobalQueries(*positions_of("global_queries", positions, block))
 
 
 def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
-    """Tokens that read everything and that everything reads (BigBird section 2, Longformer section 3.1).
+    """Let these tokens read all and be read by all (BigBird section 2, Longformer section 3.1).
 
-    The arguments, and what is raised, are those of `global_keys`. With `block` > 1 the last block may be partial.
+    Arguments and errors are those of `global_keys`. With `block` > 1 the last block may be partial.
     """
     positions, block = positions_of("global_tokens", positions, block)
     rows, keys = GlobalQueries(positions, block), GlobalKeys(positions, block)
@@ -407,11 +407,9 @@ def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple
 
 
 def per_head(patterns: Sequence[Pattern]) -> Pattern:
-    """Head h follows the h-th pattern. Raises PatternError for an empty list or parts made for other head counts."""
+    """Give head h the h-th pattern. Raises PatternError for an empty list or for patterns of other numbers of heads."""
     if not isinstance(patterns, Sequence):
-        raise PatternError(
-            "per-head-list", f"per_head: a list of patterns is needed, one per head, got {shown(patterns)}"
-        )
+        raise PatternError("per-head-list", f"per_head: patterns must be a list, one per head, got {shown(patterns)}")
     parts = tuple(check_pattern("per_head", "every entry", part) for part in patterns)
     if not parts:
         raise PatternError("per-head-empty", "per_head: at least one pattern is needed, got none")
@@ -419,13 +417,13 @@ def per_head(patterns: Sequence[Pattern]) -> Pattern:
     for part in parts:
         if part.heads not in (1, len(parts)):
             raise PatternError(
-                "per-head-nested", f"per_head: {part} is made for {part.heads} heads, and {len(parts)} are listed"
+                "per-head-nested", f"per_head: {part} is for {part.heads} heads, but the list has {len(parts)}"
             )
     return PerHead(parts)
 
 
 def shifted(pattern: Pattern, by: int) -> Pattern:
-    """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read.
+    """Apply the pattern to the tokens from `by` on, its position 0; earlier tokens neither read nor are read.
 
     Raises PatternError for anything but a pattern, and for a negative `by`.
     """

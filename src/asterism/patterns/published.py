@@ -1,7 +1,7 @@
 """The patterns of the literature, as compositions of primitives.
 
-Where a paper and its code disagree, the docstring says which is followed. `parts` of each result are the factors that
-the paper lists, for use on alternating layers or heads: `interleave(*strided(128).parts)`.
+If a paper and its code disagree, the docstring names the one that is followed. `parts` of each result are the factors
+that the paper lists, for use on alternating layers or heads: `interleave(*strided(128).parts)`.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Random key blocks: the same draw on every machine, in training and in evaluation."""
+"""Random key blocks, drawn equally on every machine, in training and in evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,14 +127,14 @@ def random_blocks(
     window_blocks: int = 0,
     avoid: int | Sequence[int] = (),
 ) -> Pattern:
-    """`count` distinct random key blocks for every query block (BigBird section 2 and appendix D).
+    """Let every query block read `count` distinct random key blocks (BigBird section 2 and appendix D).
 
     `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. The
     `window_blocks` blocks around the query, its own in the middle (an odd number; 0: all may be drawn), and the blocks
-    `avoid` (negative: from the end) are never drawn. Where fewer than `count` candidates are left, all are taken. With
-    `heads` > 1 every head draws its own. Draws come from numpy's Philox keyed by (seed, head, row): the same on every
-    machine, in training and in evaluation. Raises PatternError for sizes < 1, a negative seed, an even number of blocks
-    in the window, and for more than 4,096 blocks or heads.
+    `avoid` (negative: from the end) are never drawn. If fewer than `count` candidates are left, all are read. With
+    `heads` > 1 every head has its own draw. Draws come from numpy's Philox keyed by (seed, head, row): the same on
+    every machine, in training and in evaluation. Raises PatternError for sizes < 1, a negative seed, an even number of
+    blocks in the window, and for more than 4,096 blocks or heads.
     """
     numbers, _ = positions_of("random_blocks", avoid, 1)
     if not isinstance(earlier, bool):

@@ -1,4 +1,4 @@
-"""Ascending sets of positions, kept as runs: stretches of neighbours, or of every step-th token.
+"""Ascending sets of positions, stored as runs: stretches of neighbours, or of every step-th token.
 
 A set of thousands of runs is three short arrays and a text; where the i-th member stands, and how many members stand
 before a position, are binary searches among the runs.
@@ -174,14 +174,16 @@ class Runs:
         kept = start < stop
         start, stop, step = start[kept], stop[kept], step[kept]
         if (start < 0).any() or (step < 1).any() or (stop > GREATEST).any() or (step > GREATEST).any():
-            raise PatternError("runs-range", f"{call}: {name} must be runs of positions from 0 on with steps from 1 on")
+            raise PatternError(
+                "runs-range", f"{call}: {name} must be runs of positions of at least 0, with steps of at least 1"
+            )
         stop = stop - (stop - start - 1) % step
         step = np.where(stop - start == 1, 1, step)
         if (start[1:] < stop[:-1]).any():
             at = int(np.flatnonzero(start[1:] < stop[:-1])[0])
             raise PatternError(
                 "runs-order",
-                f"{call}: the runs of {name} must ascend without overlap, and {start[at + 1]} follows {stop[at] - 1}",
+                f"{call}: the runs of {name} must ascend without overlap, but {start[at + 1]} follows {stop[at] - 1}",
             )
         # Runs of neighbours that touch become one, so that equal sets of neighbours have equal texts.
         opens = np.ones(len(start), bool)

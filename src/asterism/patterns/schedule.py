@@ -1,4 +1,4 @@
-"""What mixes the tokens of which layer and head: patterns in the three ways of Child 2019, section 5.1, or a transform.
+"""Schedules: the pattern, or transform, of each layer and head (Child 2019, section 5.1).
 
 Interleaved: layers take turns (SEQUENTIAL in Yun 2020). Merged: one head reads the union (UNION). Split over heads:
 groups of heads follow different patterns (MULTIHEAD). Merging and splitting give patterns; only interleaving needs to
@@ -16,7 +16,7 @@ from asterism.patterns.primitives import per_head
 
 @dataclass(frozen=True)
 class Fourier:
-    """Fourier mixing (Lee-Thorp 2021) in place of attention: every token reads every other, and no pattern says how."""
+    """Fourier mixing (Lee-Thorp 2021) in place of attention: every token reads every other, without a pattern."""
 
     text: ClassVar[str] = "fourier()"
     has_pairs: ClassVar[bool] = False
@@ -33,7 +33,7 @@ Mixer = Pattern | Fourier
 
 @dataclass(frozen=True)
 class Schedule:
-    """Layer i mixes by mixer i modulo the number of mixers. Raises PatternError without mixers."""
+    """Mixers of the layers: layer i has mixer i modulo their number. Raises PatternError without mixers."""
 
     mixers: tuple[Mixer, ...]
 
@@ -43,18 +43,18 @@ class Schedule:
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        """The mixers, for what needs a pattern in every layer. Raises PatternError for a schedule with fourier()."""
+        """The mixers, all of them patterns. Raises PatternError for a schedule with fourier()."""
         patterns = tuple(mixer for mixer in self.mixers if isinstance(mixer, Pattern))
         if len(patterns) < len(self.mixers):
             raise PatternError(
                 "fourier-not-a-pattern",
-                f"{self}: {Fourier.text} is no pattern; only the models of this library mix by it",
+                f"{self}: {Fourier.text} is not a pattern; only Asterism's own models support it",
             )
         return patterns
 
     @property
     def period(self) -> int:
-        """After how many layers the mixers repeat."""
+        """Number of layers after which the mixers repeat."""
         return len(self.mixers)
 
     def layer(self, number: int) -> Mixer:
@@ -63,7 +63,7 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """The schedule with every argument of its patterns: what files hold."""
+        """The schedule with every argument of its patterns, as files store it."""
         return _write([mixer.text for mixer in self.mixers])
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def _write(mixers: Sequence[str]) -> str:
 
 
 def interleave(*mixers: Mixer) -> Schedule:
-    """Layers take turns: `interleave(a, b, b)` gives a, b, b, a, b, b, ... Raises PatternError without mixers."""
+    """Let layers take turns: `interleave(a, b, b)` gives a, b, b, a, b, b, ... Raises PatternError without mixers."""
     for mixer in mixers:
         if not isinstance(mixer, Fourier):
             check_pattern("interleave", "every argument", mixer)
@@ -83,7 +83,7 @@ def interleave(*mixers: Mixer) -> Schedule:
 
 
 def merge(*patterns: Pattern) -> Pattern:
-    """One head reads the union of the patterns. Raises PatternError without patterns."""
+    """Let each head read the union of the patterns. Raises PatternError without patterns."""
     if not patterns:
         raise PatternError("merge-empty", "merge: at least one pattern is needed, got none")
     merged = check_pattern("merge", "every argument", patterns[0])
@@ -93,7 +93,7 @@ def merge(*patterns: Pattern) -> Pattern:
 
 
 def split_heads(*patterns: Pattern, heads: int) -> Pattern:
-    """The heads in as many equal groups as there are patterns, one pattern each.
+    """Divide the heads into equal groups, one for each pattern.
 
     Raises PatternError when `heads` is not a multiple of the number of patterns.
     """

@@ -82,7 +82,7 @@ _LIST_MEMBERS = "a call such as window(left=255), the operators | & ~, whole num
 
 @remembering_few(1024)
 def parse(text: str) -> Pattern:
-    """The pattern that a text means; `parse(str(p)) == p`.
+    """Read a pattern from its text; `parse(str(p)) == p`.
 
     Raises PatternError, in one line, for unknown names (with the nearest known one), wrong arguments, and anything that
     is not a call of the vocabulary, an operator or a literal.
@@ -91,7 +91,7 @@ def parse(text: str) -> Pattern:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that a text means: `interleave(a, b)`, or a single mixer for every layer. Raises as `parse` does."""
+    """Read a schedule from its text: `interleave(a, b)`, or one mixer for every layer. Raises the errors of `parse`."""
     tree = _read(text)
     if not _calls(tree, "interleave"):
         return Schedule((_read_mixer(tree, text),))
@@ -103,7 +103,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def as_schedule(given: Mixer | Schedule | str | Sequence[Mixer | str]) -> Schedule:
-    """The schedule that a user means by a pattern, a schedule, the text of one, or a list with a mixer for each layer.
+    """Turn a pattern, a schedule, the text of one, or a list with a mixer for each layer into a schedule.
 
     Raises PatternError for a text that cannot be read and for anything else.
     """
@@ -117,7 +117,7 @@ def as_schedule(given: Mixer | Schedule | str | Sequence[Mixer | str]) -> Schedu
         return Schedule(tuple(_parse_mixer(mixer) if isinstance(mixer, str) else mixer for mixer in given))
     raise PatternError(
         "not-a-schedule",
-        f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {shown(given)}",
+        f"expected a pattern, a schedule, the text of one, or a list with one per layer, got {shown(given)}",
     )
 
 
@@ -125,7 +125,7 @@ def in_full(mixers: Any) -> Any:
     """The text of a schedule, or a list with one per layer, as files hold it: with every argument, so that a model
     stays what it is where a default becomes another.
 
-    What cannot be read stays as it is; whoever builds a model of it refuses it.
+    Unreadable values are returned unchanged; building a model with them raises the error.
     """
     if isinstance(mixers, list | tuple):
         return [in_full(mixer) for mixer in mixers]
@@ -169,7 +169,7 @@ class _Binding(ast.NodeTransformer):
 
 
 def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> tuple[Mixer, ...]:
-    """What mixes the tokens of each of so many layers, as `as_schedule` reads it.
+    """The mixer of each of `layers` layers, as `as_schedule` reads it.
 
     Raises ConfigurationError for a list whose length is not the number of layers.
     """
@@ -178,9 +178,9 @@ def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: 
 
 
 def mixer_counts(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> dict[Mixer, int]:
-    """How many of so many layers each mixer has, in the order of `layer_mixers`, and without a list of them.
+    """Number of layers of each mixer, in the order of `layer_mixers`, without listing the layers.
 
-    Raises what `layer_mixers` raises.
+    Raises the errors of `layer_mixers`.
     """
     schedule = _schedule_of(given, layers)
     counts: dict[Mixer, int] = {}
@@ -193,7 +193,7 @@ def _schedule_of(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: 
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != layers:
         raise ConfigurationError(
             "patterns-per-layer",
-            f"{len(given)} patterns are listed for {layers} layers; give one per layer, or one schedule for all",
+            f"got {len(given)} patterns for {layers} layers: give one per layer, or one schedule for all",
         )
     return as_schedule(given)
 
@@ -302,12 +302,13 @@ def _count_within(radius: Any) -> Any:
 def _unknown(name: str, text: str) -> PatternError:
     if name == "interleave":
         return PatternError(
-            "schedule-within-pattern", f"unknown pattern {name!r}. It is a schedule: it stands alone, around patterns."
+            "schedule-within-pattern",
+            f"unknown pattern {name!r}. It is a schedule: write it outermost, around patterns.",
         )
     if name == "fourier":
         return PatternError(
             "fourier-not-alone",
-            f"fourier() is a mixer without arguments and no pattern, got {quoted(text)}:"
-            " let it stand alone, or as a part of interleave(...)",
+            f"fourier() takes no arguments and is not a pattern, got {quoted(text)}: write it alone, or as a part of"
+            " interleave(...)",
         )
     return PatternError("unknown-pattern", f"unknown pattern {shown(name)}.{nearest(name[:60], _NAMES)}")

@@ -187,15 +187,15 @@ def evaluate(
         reader=reader,
     )
     if limit is not None and limit < 1:
-        raise ConfigurationError("limit-range", f"limit {limit}: at least one byte or example must be scored")
+        raise ConfigurationError("limit-range", f"limit must be at least 1 byte or example, got {limit}")
     config, sizes = _folder(run).read_config(), mesh_sizes(parallel)
     if sizes.get("fsdp", 1) > 1:
         raise ConfigurationError(
-            "mesh-of-evaluation", "parallel: every process of an evaluation has the whole model, so use dp and cp"
+            "mesh-of-evaluation", "parallel: an evaluation keeps the whole model in every process: use dp and cp"
         )
     if sizes.get("cp", 1) > 1 and not isinstance(config, RunConfig):
         raise ConfigurationError(
-            "mesh-of-task", "parallel: every process reads whole rows of the examples of a task: cp divides none"
+            "mesh-of-task", "parallel: the rows of a task's examples cannot be divided by cp: use dp"
         )
     with _opened_by_all(run, parallel, dense_exchange, progress) as (opened, processes, display):
         processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
@@ -288,7 +288,8 @@ def report(run: Run | str | Path) -> Report:
     record, config = folder.read_record(), folder.read_config()
     if record["result"] is None:
         raise CheckpointError(
-            "run-not-finished", f"{folder.path} is not finished: go on with it, `--resume`, or score it as it is"
+            "run-not-finished",
+            f"{folder.path} is not finished: resume it with --resume, or score it with `asterism evaluate`",
         )
     try:
         made: Report = OBJECTIVES.load(config.objective).report(record["result"])
@@ -307,8 +308,8 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
     if recorded.kind != asked.kind:
         raise ConfigurationError(
             "other-kind-of-run",
-            f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: go on with"
-            f" `asterism {recorded.kind} --resume`",
+            f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: resume it with `asterism"
+            f" {recorded.kind} --resume`",
         )
     before, now = config_to_dict(recorded), config_to_dict(asked)
     for name in before:
@@ -322,5 +323,5 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
             remedy = f"; it is finished: {score if name == 'report_bytes' else other}"
         old, new = getattr(recorded, name), getattr(asked, name)
         raise ConfigurationError(
-            "setting-changed", f"resume: {name} is {new!r}, but the run began with {old!r}{remedy}"
+            "setting-changed", f"resume: got {name} {new!r}, but the run began with {old!r}{remedy}"
         )

@@ -113,8 +113,8 @@ def test_what_cannot_be_written_is_refused_before_any_work(records, tmp_path, mo
         ("pipe", "pipe exists; choose another name"),
         ("link", "link exists; choose another name"),
         ("full", "full exists; choose another name"),
-        ("none/new", "none is no folder; name a file in a folder of your own"),
-        ("full/new", "full is no folder; name a file in a folder of your own"),
+        ("none/new", "none is no folder; name a file in a folder that you can write to"),
+        ("full/new", "full is no folder; name a file in a folder that you can write to"),
     ):
         with pytest.raises(CheckpointError, match=message):
             generate_file(records, tmp_path / name, Wanted(), progress=False)
@@ -183,10 +183,10 @@ def test_what_stands_for_a_class_is_never_drawn(kinds):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"length": 5}, "length=5: a sequence of .* has 16 bytes, all of which are drawn"),
+        ({"length": 5}, "length=5: a sequence of .* has 16 bytes, and is always generated whole"),
         ({"complete": 99}, r"complete=99: the test split of .*records\.raw has 15 pieces"),
-        ({"labels": ["1"]}, "labels: the model of .* knows no classes"),
-        ({"prompt": "RECORD"}, "16 bytes are given, and the context of the run has 16: keep less"),
+        ({"labels": ["1"]}, "labels: the model of .* has no classes"),
+        ({"prompt": "RECORD"}, "got 16 bytes, but the context of the run is 16: lower keep"),
         ({"prompt": "LONG", "keep": 0.9}, "keep less|has no position|positions"),
         ({"prompt": "missing"}, "prompt: cannot read missing"),
     ],
@@ -204,10 +204,10 @@ def test_refusals_of_a_run(records, data, tmp_path, wanted, message):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"labels": ["3"]}, "label '3' is no class: numbers are 0 to 2, names are ant, bee, cat"),
+        ({"labels": ["3"]}, "unknown label '3': numbers are 0 to 2, names are ant, bee, cat"),
         ({"labels": ["bea"]}, "Did you mean 'bee'"),
-        ({"complete": 2, "labels": ["0", "1"]}, "one label for all pieces"),
-        ({"prompt": "x"}, "say of which the prompt is"),
+        ({"complete": 2, "labels": ["0", "1"]}, "at most one label, for all pieces"),
+        ({"prompt": "x"}, "give the class of the prompt"),
     ],
 )
 def test_refusals_of_classes(kinds, tmp_path, monkeypatch, wanted, message):
@@ -222,9 +222,9 @@ def test_refusals_of_classes(kinds, tmp_path, monkeypatch, wanted, message):
     [
         ({"count": 0}, "count=0 must be at least 1"),
         ({"keep": 1.5, "prompt": "x"}, "keep=1.5 must be from 0 to 1"),
-        ({"keep": 0.5}, "keep is for what is continued"),
-        ({"prompt": "x", "complete": 1}, "one of the two"),
-        ({"data": "x"}, "say complete"),
+        ({"keep": 0.5}, "keep needs prompt or complete"),
+        ({"prompt": "x", "complete": 1}, "both prompt and complete"),
+        ({"data": "x"}, "data needs complete"),
     ],
 )
 def test_refusals_of_what_is_wanted(wanted, message):

@@ -109,7 +109,7 @@ def test_others_do_not_go_on_with_it(runs, begun, drawn, tmp_path):
         (runs[0], THREE, replace(HOW, seed=2), "seed 1, not 2"),
         (runs[0], THREE, replace(HOW, top_k=3), "top_k None, not 3"),
     ):
-        with pytest.raises(CheckpointError, match=f"^resume: .*made was begun with {message}"):
+        with pytest.raises(CheckpointError, match=f"^resume: .*made was started with {message}"):
             generate_file(run, begun, wanted, how, resume=True, progress=False)
     with refusing(CheckpointError, "output-begun", "made"):
         generate_file(runs[0], begun, THREE, HOW, progress=False)

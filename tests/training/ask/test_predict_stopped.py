@@ -98,20 +98,20 @@ def test_going_on_with_something_else_is_refused(runs, tmp_path):
             )
         assert "\n" not in str(caught.value) and out.read_bytes() == before
 
-    refused(r"resume: .*out\.jsonl was begun with batch_size 1, not 3", batch_size=3)
+    refused(r"resume: .*out\.jsonl was started with batch_size 1, not 3", batch_size=3)
     other = write_lines(tmp_path / "other.jsonl", [*REVIEWS[:3], {"text": "the coin"}, *REVIEWS[4:]])
-    refused(r"resume: .*out\.jsonl, line 4 is not made of row 4 of .*other\.jsonl", data=other)
+    refused(r"resume: .*out\.jsonl, line 4 was not made from row 4 of .*other\.jsonl", data=other)
     short = write_lines(tmp_path / "short.jsonl", REVIEWS[:4])
-    refused(r"resume: .*out\.jsonl, line 5 is not made of row 5 of .*short\.jsonl", data=short)
+    refused(r"resume: .*out\.jsonl, line 5 was not made from row 5 of .*short\.jsonl", data=short)
     refused(r"output: .*out\.jsonl exists; go on with it by --resume, or choose another name", resume=False)
     again = FineTuneConfig(
         **{"task": "classify", "model": str(run), "data": str(runs["classify"][1]), "steps": 1, "batch_size": 4},
         **{"dtype": "float32"},
     )
     train(again, tmp_path / "again", progress=False)
-    refused(r"resume: .*out\.jsonl was begun with another model", run=tmp_path / "again")
+    refused(r"resume: .*out\.jsonl was started with another model", run=tmp_path / "again")
     (tmp_path / "out.jsonl.resume").unlink()
-    refused(r"resume: .*out\.jsonl is finished, or not ours: out\.jsonl\.resume is not beside it")
+    refused(r"resume: .*out\.jsonl is finished, or not an output of Asterism: out\.jsonl\.resume is not next to it")
     refused(r"output: .*out\.jsonl exists; choose another name", resume=False)
     with refusing(CheckpointError, "resume-needs-output"):
         predict_file(run, data, batch_size=1, resume=True, progress=False)
@@ -168,7 +168,7 @@ def test_one_of_two_that_write_one_file_is_refused(runs, tmp_path):
             "qa",
             "in.jsonl",
             json.dumps({"context": "x", "question": "where is the lamp " * 5}),
-            r"line 2: what stands around the document has 23 tokens and leaves 0 of length 14 for it, where reader win",
+            r"line 2: the text around the document takes 23 tokens, which leaves 0 of length 14, but reader win",
         ),
     ],
 )
@@ -196,15 +196,15 @@ def test_a_line_that_cannot_be_used_stops_behind_those_before_it(runs, task, nam
     ("words", "code", "message"),
     [
         ("{run} --data none.jsonl", 3, r"data: there is no file or folder none\.jsonl"),
-        ("{run} --data .", 3, r"data: \. must be a file of one of the kinds \.jsonl, \.csv, by its name"),
-        ("{run} --data -", 2, r"format: what stdin holds must be said, one of: jsonl, csv"),
-        ("{run} --data - --format conll", 2, r"format: 'conll' was asked for; this task reads jsonl, csv"),
+        ("{run} --data .", 3, r"data: \.: the name must end in one of \.jsonl, \.csv"),
+        ("{run} --data -", 2, r"format: stdin needs a format, one of jsonl, csv"),
+        ("{run} --data - --format conll", 2, r"format: got 'conll'; this task reads jsonl, csv"),
         ("{run} --data empty.jsonl", 3, r"data: empty\.jsonl holds no record"),
         ("{run} --data empty.csv", 3, r"data: empty\.csv holds no record"),
         (
             "{run} --data empty.jsonl --output new.csv",
             2,
-            r"output: new\.csv: data of format jsonl come out as jsonl; let",
+            r"output: new\.csv: predictions for jsonl data are written as jsonl;",
         ),
         ("{run} --data empty.jsonl --output empty.csv", 4, r"output: empty\.csv exists; choose another name"),
         ("{run} --data empty.jsonl --output no/out", 3, r"data: empty\.jsonl holds no record"),
@@ -269,4 +269,6 @@ def test_a_run_that_has_learned_no_task_says_what_to_do_with_it(objective, setti
     assert main(["predict", str(tmp_path / "run"), "--data", str(data)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert f"predict: a model trained with objective {objective} has learned no task" in err and message in err
+    assert (
+        f"predict: a model trained with objective {objective} was not fine-tuned for a task" in err and message in err
+    )

@@ -125,10 +125,10 @@ def test_a_folder_is_a_corpus(tmp_path):
 def test_folders_that_are_no_corpus_are_refused(tmp_path):
     folder = write_folder(tmp_path / "sounds")
     for data, text, message in (
-        (None, "audio()", "a folder of recordings is needed"),
+        (None, "audio()", "give a folder of recordings"),
         (tmp_path / "nothing", "audio()", "there is no folder"),
-        (folder / "test" / "0" / "0.wav", "audio()", "is a file; recordings are read from the files of a folder"),
-        (folder, "audio(classes=3)", r"has 2 class folders, and audio\(classes=3\) tells 3 classes apart"),
+        (folder / "test" / "0" / "0.wav", "audio()", "is a file; give the folder that holds the recordings"),
+        (folder, "audio(classes=3)", r"has 2 class folders, but audio\(classes=3\) has 3 classes"),
         (folder / "test" / "0", "audio(classes=3)", "has 0 class folders"),
     ):
         with pytest.raises(DataError, match=message):
@@ -385,7 +385,7 @@ def test_a_sound_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypa
 def test_a_prompt_that_is_too_long_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.wav").write_bytes(encoded(tone(900, 8000)))
     monkeypatch.setattr("asterism.training.data.audio.audio.LONGEST_PROMPT", 1349)
-    with pytest.raises(DataError, match=r"a\.wav has 1,350 samples; at most 1,349 are continued: cut it"):
+    with pytest.raises(DataError, match=r"a\.wav has 1,350 samples; a prompt may have at most 1,349: cut it"):
         Audio(12_000).read_prompt(tmp_path / "a.wav")
     with pytest.raises(DataError, match=r"prompt: .*b\.wav cannot be read: No such file or directory"):
         Audio(12_000).read_prompt(tmp_path / "b.wav")
@@ -394,7 +394,7 @@ def test_a_prompt_that_is_too_long_is_refused(tmp_path, monkeypatch):
 def test_what_would_be_in_the_way_is_refused_before_any_work(tmp_path):
     for name in ("all-00.wav", "all-0.wav", "all.png"):
         (tmp_path / name).write_bytes(b"kept")
-        with pytest.raises(CheckpointError, match=rf"{name} exists, and would be written beside .*all\.wav"):
+        with pytest.raises(CheckpointError, match=rf"{name} exists, but would be written next to .*all\.wav"):
             Audio().refuse_output(tmp_path / "all.wav")
         (tmp_path / name).unlink()
     Audio().refuse_output(tmp_path / "all.wav")

@@ -102,7 +102,7 @@ def _make(tmp_path, kind):
         ("empty folder", "empty folder holds no files"),
         ("broken link", "cannot read .*broken link/a: No such file or directory"),
         ("few bytes", "few bytes is too small to split: its validation split is empty"),
-        ("one file in a folder", "has too few documents, 1: each goes whole to a split, by its hash, and none to the"),
+        ("one file in a folder", "has 1 documents, too few: their hashes put none into the"),
         ("device", "/dev/null is neither a file nor a folder"),
     ],
 )
@@ -145,7 +145,9 @@ def test_a_split_must_hold_one_sequence(tmp_path):
     path.write_bytes(bytes(1300))
     corpus = load_corpus(path)
     assert len(corpus.require("validation", 64)) == 65
-    with pytest.raises(DataError, match="the validation split of .* has 65 bytes, a sequence of context 65 needs 66"):
+    with pytest.raises(
+        DataError, match="the validation split of .* has 65 bytes, but a sequence of context 65 needs 66"
+    ):
         corpus.require("validation", 65)
     records = load_corpus(path, record_length=65)
     assert len(records.require("validation", 65)) == 65

@@ -79,10 +79,10 @@ def test_hidden_files_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["test/a"], "has a folder test, but none that is called train"),
+        (["test/a"], "has a folder test, but no folder train"),
         (["val/a", "validation/b", "train/c"], "the folders val and validation are both the validation split"),
-        (["train/a", "extra/b"], "extra/b lies beside the folders train: move it"),
-        (["train/a", "b"], "/b lies beside the folders train: move it"),
+        (["train/a", "extra/b"], "extra/b is next to the folders train: move it"),
+        (["train/a", "b"], "/b is next to the folders train: move it"),
     ],
 )
 def test_refusals(tmp_path, names, message):

@@ -125,7 +125,7 @@ def test_regions_are_their_splits_and_the_rest_is_divided(genome, path):
         ('genome(test="chr1:0-5")', r"region 'chr1:0-5' is not within chr1:1-40,000"),
         ('genome(test="chr1:9-5")', "is not within"),
         ('genome(test="chr1:1-40001")', "is not within"),
-        ('genome(test="chr2", validation="chr2:5-9")', r"regions that are named overlap at chr2:5"),
+        ('genome(test="chr2", validation="chr2:5-9")', r"named regions overlap at chr2:5"),
         ('genome(test="chr1 chr2 chr3")', "a split is empty; name regions"),
     ],
 )
@@ -249,7 +249,7 @@ def test_what_is_written_is_read_again(tmp_path):
         genome.read_prompt(path)
     genome.write([first], path)
     assert np.array_equal(genome.read_prompt(path), first)
-    with pytest.raises(ConfigurationError, match=r"the name of a file of bases ends in \.fa, .* or \.txt"):
+    with pytest.raises(ConfigurationError, match=r"the name of a file of bases must end in \.fa, .* or \.txt"):
         genome.write([first], tmp_path / "new.png")
 
 

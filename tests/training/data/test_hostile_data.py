@@ -110,7 +110,7 @@ def test_prompts_that_are_no_files(tmp_path, text):
     modality = parse_modality(text)
     os.mkfifo(pipe := tmp_path / f"pipe{READERS[text]}")
     for path in (pipe, Path("/dev/zero")):
-        with refused(DataError, "neither a file|is no file|is empty"):
+        with refused(DataError, "neither a file|is not a file|is empty"):
             modality.read_prompt(path)
     if text != "genome()":  # a folder of one sequence is one
         with refused(DataError, "is a folder; name a file|Is a directory"):
@@ -119,7 +119,7 @@ def test_prompts_that_are_no_files(tmp_path, text):
 
 def test_a_prompt_of_bytes_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("asterism.training.data.corpora.bytes.LONGEST_PROMPT", 100)
-    with refused(DataError, "has 4,000 bytes; at most 100 are continued: cut it"):
+    with refused(DataError, "has 4,000 bytes; a prompt may have at most 100: cut it"):
         parse_modality("bytes()").read_prompt(write(tmp_path / "a.raw"))
 
 

@@ -427,7 +427,7 @@ def test_a_run_trains_on_pictures_and_completes_them(folder, tmp_path, capsys):
     assert main([*command, "--output", str(tmp_path / "one.png"), "--keep", "0.5"]) == 0
     assert main([*command, "--output", str(tmp_path / "one.jpg")]) == 2
     assert main(["generate", str(tmp_path / "run"), "--prompt", "x"]) == 2
-    assert "name one, --output FILE.png" in capsys.readouterr().err
+    assert "give --output FILE.png" in capsys.readouterr().err
 
 
 def test_an_npz_needs_its_data(tmp_path):

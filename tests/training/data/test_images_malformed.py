@@ -305,7 +305,7 @@ ARRAYS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "an archive with a label beyond the classes": (
         "train.npz",
         lambda: npz(data=npy(ROWS), labels=npy(np.array([1, 2, 3, 11, 1]))),
-        "picture 3 is of class 10, counted from 0; the model tells 10 apart",
+        "picture 3 is of class 10, counted from 0; the model has 10 classes",
     ),
     "an archive that claims more than it holds": (
         "train.npz",
@@ -426,7 +426,7 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path):
         ),
         (
             lambda root: [(root / name).write_bytes(npy(ROWS)) for name in ("a.npy", "train.npy")],
-            "a.npy: its name does not",
+            "a.npy: its name must begin with its split",
         ),
         (
             lambda root: (root / "test_batch.bin").write_bytes(bytes(3073)),

@@ -64,7 +64,7 @@ def test_who_waits_for_one_that_fails_is_told_the_same(tmp_path):
 
 def test_a_disk_that_takes_nothing_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with shared("x"), pytest.raises(DataError, match=r"is kept in .*none/asterism-x, which failed: .*; set TMPDIR"):
+    with shared("x"), pytest.raises(DataError, match=r"are written to .*none/asterism-x, which failed: .*; set TMPDIR"):
         made_once("name", lambda: 1, lambda made, folder: None, lambda folder: 1)
 
 

@@ -143,7 +143,7 @@ def test_a_member_that_claims_more_than_there_is_gets_one_line(tmp_path, type_, 
     member = tarfile.TarInfo("big")
     member.type, member.size = type_, 2**50
     (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + b"x" * 2048)
-    with pytest.raises(DataError, match=f"a.tar is no tar archive, or damaged: {line}"):
+    with pytest.raises(DataError, match=f"a.tar is not a tar archive, or damaged: {line}"):
         load_corpus(tmp_path / "a.tar")
 
 

@@ -377,20 +377,20 @@ def test_what_cannot_be_pretrained(prose, tmp_path):
     make_tokenizer("bytes", [], 64).save_pretrained(folder)
     refused(
         DataError,
-        r"tokenizer: that in .* has no <extra_id_0>, which span corruption needs",
+        r"tokenizer: the one in .* has no <extra_id_0>, which span corruption needs",
         settings(prose, "span_corruption", tokenizer=str(folder)),
     )
     digit_tokenizer().save_pretrained(folder)
     refused(
         DataError,
-        r"tokenizer: that in .* has no mask_token, which leaving sentences out needs",
+        r"tokenizer: the one in .* has no mask_token, which leaving sentences out needs",
         settings(prose, "gap_sentences", tokenizer=str(folder)),
     )
     short = tmp_path / "short.jsonl"
     short.write_text("".join(f'{{"text": "word number {number}"}}\n' for number in range(300)))
     refused(
         DataError,
-        "of the train split of .*short.jsonl no pair can be made: no document has two sentences that fit into",
+        "the train split of .*short.jsonl gives no pairs: no document has two sentences that fit into",
         settings(short, "gap_sentences"),
     )
     with pytest.raises(ConfigurationError, match="context=8 must be at least 16 for objective span_corruption"):

@@ -245,7 +245,7 @@ def test_rotary_positions_have_no_end(settings, tmp_path):
         tokenizer.save_pretrained(tmp_path / position_type)
     rotary = settings("classify", model=str(tmp_path / "rotary"), length=8, steps=1)
     assert train(rotary, tmp_path / "run", progress=False).steps == 1
-    with pytest.raises(ConfigurationError, match="length: 8 tokens were asked for, .*learned takes 4"):
+    with pytest.raises(ConfigurationError, match="length: got 8 tokens, but .*learned takes at most 4"):
         train(settings("classify", model=str(tmp_path / "learned"), length=8), tmp_path / "no", progress=False)
 
 
@@ -295,7 +295,7 @@ def test_a_fine_tuned_run_is_resumed_without_the_model_it_began_with(settings, b
 def test_what_a_fine_tuned_run_does_not_do_is_refused(finished, tmp_path, capsys):
     folder = finished["classify"][0]
     for words, message in (
-        (["generate", str(folder), "--prompt", "the"], "continues nothing; ask it with `asterism predict`"),
+        (["generate", str(folder), "--prompt", "the"], "cannot generate; ask it with `asterism predict`"),
         (["evaluate", str(folder), "--minimum-context", "3"], "minimum context: a fine-tuned model is scored on"),
         (["evaluate", str(folder), "--split", "test"], "split: a fine-tuned model is scored on"),
         (["train", "--resume", "--folder", str(folder)], f"asterism finetune {folder} --resume"),
@@ -330,8 +330,8 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
     def changed(name):
         return Path(shutil.copytree(bert, tmp_path / name))
 
-    refused(tmp_path / "none", CheckpointError, "none is no folder of a model or a run: it has no config.json")
-    refused(bert, ConfigurationError, "length: 64 tokens were asked for, .* takes 32", length=64)
+    refused(tmp_path / "none", CheckpointError, "none is not the folder of a model or a run: it has neither")
+    refused(bert, ConfigurationError, "length: got 64 tokens, but .* takes at most 32", length=64)
 
     no_tokenizer = changed("no-tokenizer")
     (no_tokenizer / "tokenizer.json").unlink()
@@ -351,7 +351,7 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
     pickled = changed("pickled")
     (pickled / "model.safetensors").unlink()
     torch.save(tensors, pickled / "pytorch_model.bin")
-    refused(pickled, CheckpointError, r"weights in a pickle only \(pytorch_model.bin\).*asterism import --allow-pickle")
+    refused(pickled, CheckpointError, r"weights only in a pickle \(pytorch_model.bin\).*asterism import --allow-pickle")
 
     extra = {
         name.replace("layer.0", "layer.1"): tensor.clone() for name, tensor in tensors.items() if "layer.0" in name
@@ -370,7 +370,7 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
 
     wide = changed("wide")
     word_tokenizer([f"word{number}" for number in range(90)]).save_pretrained(wide)
-    refused(wide, ConfigurationError, r"the tokenizer in .*wide has 95 tokens, the model's embedding has rows for 29")
+    refused(wide, ConfigurationError, r"the tokenizer in .*wide has 95 tokens, but the model's embedding has 29 rows")
 
 
 def test_code_in_a_model_folder_is_neither_run_nor_asked_about(settings, bert, tmp_path, monkeypatch):
@@ -387,7 +387,7 @@ def test_code_in_a_model_folder_is_neither_run_nor_asked_about(settings, bert, t
 
 
 def test_a_pooling_that_the_model_does_not_have_is_refused(settings, tmp_path):
-    with pytest.raises(ConfigurationError, match="the bert model in .* leaves no choice of classifier_pooling"):
+    with pytest.raises(ConfigurationError, match="the bert model in .* has no setting classifier_pooling"):
         train(settings("classify", pooling="mean"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -469,7 +469,7 @@ def test_the_command_prints_the_scores_and_resumes(bert, files, tmp_path, capsys
         ("--task qa --model m --data d --epochs 0", 2, "epochs=0.0 must be positive"),
         ("--resume", 2, "--resume needs RUN"),
         ("--resume --folder missing", 4, "missing is not a run folder"),
-        ("--task qa --model missing --data d", 4, "model: missing is no folder of a model or a run"),
+        ("--task qa --model missing --data d", 4, "model: missing is not the folder of a model or a run"),
     ],
 )
 def test_the_command_refuses_in_one_line(words, code, message, capsys, tmp_path, monkeypatch):
@@ -487,5 +487,5 @@ def test_an_answer_that_is_not_in_its_context_leaves_nothing(bert, tmp_path, cap
     assert main(["finetune", *words]) == 3
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "q.jsonl, line 10: field 'answers' says 'garage' is at character 0" in err and "nowhere" in err
+    assert "q.jsonl, line 10: field 'answers' has 'garage' at character 0" in err and "nowhere" in err
     assert not (tmp_path / "run").exists()

@@ -62,7 +62,7 @@ def test_letters_that_are_no_bases_are_refused(config, tmp_path):
     text = tmp_path / "text"
     text.write_text("ACGT" * 2_000 + "x" + "ACGT" * 2_000)
     asked = replace(config, modality="bytes()", tokenizer="bases", data=str(text))
-    with pytest.raises(DataError, match="the train split of .*text has 1 letters that are none of A, C, G, T and N"):
+    with pytest.raises(DataError, match="the train split of .*text has 1 letters other than A, C, G, T and N"):
         train(asked, tmp_path / "run", progress=False)
 
 

@@ -440,12 +440,12 @@ def test_files_of_white_space_are_no_documents(texts, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "texts.jsonl line 2 is no JSON"),
+        ("{", "texts.jsonl line 2 is not JSON"),
         ("[1]", "texts.jsonl line 2 has no document"),
         ('{"txt": "a"}', "texts.jsonl line 2 has no document"),
         ('{"text": 3}', "texts.jsonl line 2 has no document"),
         ('{"text": " \\n"}', "texts.jsonl line 2 holds an empty document"),
-        ('{"text": "a\\u0000b"}', "texts.jsonl line 2 has a NUL character, which ends a document here"),
+        ('{"text": "a\\u0000b"}', "texts.jsonl line 2 has a NUL character, which would end the document"),
     ],
 )
 def test_lines_that_hold_no_document_are_named(tiny, tmp_path, line, message):
@@ -464,7 +464,7 @@ def test_lines_that_hold_no_document_are_named(tiny, tmp_path, line, message):
         ({"tokenizer": "unigram:" + "9" * 5000}, ConfigurationError, "special ones, and at most 1,048,576"),
         ({"tokenizer": "unigram:many"}, ConfigurationError, "the size must be a whole number of at least 261"),
         ({"tokenizer": "nowhere"}, DataError, "tokenizer: there is no folder nowhere"),
-        ({"context": 100_000}, DataError, "the train split of .* tokens in .* documents, a sequence needs 99,998"),
+        ({"context": 100_000}, DataError, "the train split of .* tokens in .* documents, but a sequence needs 99,998"),
         (
             {"model.vocab_size": 300},
             ConfigurationError,
@@ -529,7 +529,7 @@ def test_what_masked_models_do_not_do_is_refused(finished, tmp_path):
     folder = finished[0]
     with pytest.raises(
         ConfigurationError,
-        match="objective mlm continues nothing; it fills in what is masked: .*fill-mask",
+        match="objective mlm cannot generate; it fills in what is masked: .*fill-mask",
     ):
         generate(folder, b"a", 1)
     with refusing(ConfigurationError, "minimum-context-rows"):

@@ -191,14 +191,14 @@ def _with_a_number_for_its_labels(folder):
             "AsterismForMaskedLM; objective causal trains an AsterismForC",
         ),
         (None, {"next_sentence": True}, CheckpointError, "with next_sentence trains an AsterismForPreTraining"),
-        (None, {"init_from": "missing"}, CheckpointError, "init_from: missing is no folder of a model or a run"),
+        (None, {"init_from": "missing"}, CheckpointError, "init_from: missing is not the folder of a model or a run"),
         (
             lambda folder: word_tokenizer([f"word{number}" for number in range(90)]).save_pretrained(folder),
             {},
             ConfigurationError,
-            r"init_from: the tokenizer in .* has 95 tokens, the model embeds 29",
+            r"init_from: the tokenizer in .* has 95 tokens, but the model embeds 29",
         ),
-        (_with_a_number_for_its_labels, {}, DataError, "start holds none that can be read"),
+        (_with_a_number_for_its_labels, {}, DataError, "start holds no readable tokenizer"),
         (
             _with_a_number_for_its_labels,
             {"objective": "causal"},
@@ -222,7 +222,7 @@ def test_a_start_of_another_kind(bert, config, tmp_path):
     with refusing(CheckpointError, "not-our-model", "'bert'", ": `asterism import` makes one"):
         train(replace(config, init_from=str(bert)), tmp_path / "run", progress=False)
     AsterismForCausalLM(_shape(vocab_size=300)).save_pretrained(tmp_path / "causal")
-    with pytest.raises(ConfigurationError, match="causal predicts 256 bytes, .*causal has a vocabulary of 300"):
+    with pytest.raises(ConfigurationError, match="causal predicts 256 bytes, but .*causal has a vocabulary of 300"):
         train(replace(config, init_from=str(tmp_path / "causal"), objective="causal"), tmp_path / "run", progress=False)
     AsterismForMaskedLM(_shape(mixers="dense()")).save_pretrained(tmp_path / "bare")
     with pytest.raises(Exception, match="tokenizer: .*bare") as caught:

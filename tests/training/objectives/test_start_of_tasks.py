@@ -64,8 +64,12 @@ def test_a_run_from_a_recipe_goes_on_without_it(sequences, tmp_path):
     ("changes", "error", "message"),
     [
         ({"from_scratch": False}, ConfigurationError, r"bigbird-tiny is a recipe: pretrain it with `asterism train"),
-        ({"tokenizer": None}, ConfigurationError, r"the tokenizer of bigbird-tiny, bpe:4096, is learned from text"),
-        ({"model": "bigbird-tny"}, CheckpointError, r"bigbird-tny is no folder of a model or a run"),
+        (
+            {"tokenizer": None},
+            ConfigurationError,
+            r"the tokenizer of bigbird-tiny, bpe:4096, must first be learned from text",
+        ),
+        ({"model": "bigbird-tny"}, CheckpointError, r"bigbird-tny is not the folder of a model or a run"),
         ({"model": "bytes-small", "tokenizer": None}, ConfigurationError, r"bytes-small reads bytes, not tokens"),
         ({"tokenizer": "kmer:0"}, ConfigurationError, r"tokenizer 'kmer:0'"),
     ],
@@ -79,5 +83,5 @@ def test_what_gives_no_start_is_refused_in_one_line(sequences, changes, error, m
 
 
 def test_a_tokenizer_is_for_recipes(sequences, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"tokenizer: .* brings its own; 'bases' is for recipes"):
+    with pytest.raises(ConfigurationError, match=r"tokenizer: .* has its own; 'bases' is for recipes"):
         Labelled.resolve(settings(sequences, model=str(tmp_path), tokenizer="bases"), None)

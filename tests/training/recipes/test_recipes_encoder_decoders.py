@@ -45,7 +45,7 @@ def test_the_published_lengths() -> None:
 
 
 def test_a_recipe_without_settings_names_the_nearest() -> None:
-    with pytest.raises(ConfigurationError, match="says nothing of fine-tuning. Did you mean 'led-tiny'"):
+    with pytest.raises(ConfigurationError, match="has no settings for fine-tuning. Did you mean 'led-tiny'"):
         fine_tuning("led-tny")
 
 

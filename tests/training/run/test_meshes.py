@@ -189,8 +189,8 @@ def test_other_versions_in_one_process_are_named_once(text, tmp_path):
     ("changes", "line"),
     [
         ({"parallel": "dp=3"}, "parallel: a mesh dp=3 has 3 processes, there are 2"),
-        ({"parallel": "fsdp=2", "optimizer": "adafactor"}, "parallel: fsdp shares out the rows of matrices"),
-        ({"batch_size": 1}, "parallel: dp and fsdp cut a batch into 2 parts, and a slice of it has 1 sequences"),
+        ({"parallel": "fsdp=2", "optimizer": "adafactor"}, "parallel: fsdp divides the rows of matrices"),
+        ({"batch_size": 1}, "parallel: dp and fsdp cut a batch into 2 parts, but a slice of it has 1 sequences"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_in_one_line(text, changes, line, tmp_path):

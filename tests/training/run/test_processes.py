@@ -312,18 +312,18 @@ def test_an_exchange_as_large_as_dense_is_refused_before_a_folder_is_begun(mixer
 @pytest.mark.parametrize(
     ("kind", "pattern", "task", "line"),
     [
-        (BertConfig, None, "tag", "of a bert model only where it attends by a pattern: save it with one"),
+        (BertConfig, None, "tag", "of bert models only if they attend by a pattern: save the model with one"),
         (
             BertConfig,
             "window(3, 3)",
             "classify",
-            "of a bert model cp shares out the loss of tokens, so the task must be",
+            "with bert models cp divides only a loss per token, so the task must be",
         ),
         (
             RobertaConfig,
             "window(3, 3)",
             "tag",
-            "of models of ours, and of llama, gpt_neox, bert, modernbert, not of rob",
+            "of Asterism's models and of llama, gpt_neox, bert, modernbert, not of rob",
         ),
         (BertConfig, "window(3, 3)", "tag", None),
     ],

@@ -73,7 +73,7 @@ def test_a_run_is_not_resumed_by_another_version_of_what_loads_its_data(tiny, in
         with refusing(DataError, "loader-version", "1", "modality", "bytes", "2", "0"):
             train(tiny, interrupted, resume=True, progress=False)
     monkeypatch.setitem(OBJECTIVES, "causal", OBJECTIVES["causal"]._replace(version=2))
-    with pytest.raises(DataError, match="version 1 of objective causal, and this asterism has 2"):
+    with pytest.raises(DataError, match="version 1 of objective causal, but this asterism has 2"):
         train(tiny, interrupted, resume=True, progress=False)
 
 
@@ -119,7 +119,7 @@ BIAS = "model.layers.0.mixer.query.bias"
         ("model.safetensors", _truncate, "model.safetensors is damaged"),
         ("optimizer.safetensors", _truncate, "optimizer.safetensors is damaged"),
         ("state.json", _truncate, "state.json is damaged"),
-        ("state.json", lambda path: path.write_text('{"step": 3}'), "state.json is damaged, or of a version"),
+        ("state.json", lambda path: path.write_text('{"step": 3}'), "state.json is damaged, or from a version"),
         ("state.json", _of_another_version, "state.json is damaged: its fields must be"),
         ("model.safetensors", Path.unlink, "model.safetensors is missing"),
         ("optimizer.safetensors", Path.unlink, "optimizer.safetensors is missing"),
@@ -128,12 +128,12 @@ BIAS = "model.layers.0.mixer.query.bias"
         (
             "model.safetensors",
             lambda path: _change(path, lambda t: t.update(extra=torch.zeros(1))),
-            "has a tensor extra that the model does not know",
+            "the model has no tensor extra",
         ),
         (
             "optimizer.safetensors",
             lambda path: _change(path, lambda t: t.update({f"exp_avg.{BIAS}": torch.zeros(3)})),
-            rf"exp_avg.{BIAS} has shape \[3\], the model needs \[32\]",
+            rf"exp_avg.{BIAS} has shape \[3\], but the model needs \[32\]",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def _sealed(record):
         (_sealed({}), "run.json is damaged: it lacks kind, config, dtype, decided, .*, versions, result"),
         (lambda path: _edit(path, config={"a": 1}), "there is no field 'a'"),
         (lambda path: _edit(path, config=3), "run.json is damaged"),
-        (lambda path: _edit(path, dtype="float16"), "run.json is damaged: it does not say which dtype"),
+        (lambda path: _edit(path, dtype="float16"), "run.json is damaged: it lacks the dtype"),
         (lambda path: _edit(path, kind="trian"), "there is no kind 'trian'. Did you mean 'train'?"),
     ],
 )

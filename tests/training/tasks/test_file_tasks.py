@@ -218,16 +218,19 @@ def test_starts_that_do_not_fit_are_refused(settings, tmp_path):
     ("files", "message"),
     [
         ({}, r"there is no folder|holds no file"),
-        ({"a.raw": b"x"}, r"must hold two folders or more, one for each class"),
-        ({"one/a.raw": b"x", "two/b.raw": b"y", "c": b"z"}, r"/c lies in no folder of a class, as others do: move it"),
-        ({"train/one/a.raw": b"x", "train/b": b"y", "val/one/c": b"z"}, r"train/b lies in no folder of a class"),
-        ({"one/a.raw": b"x", "one/b.raw": b"y"}, r"must hold two folders or more"),
+        ({"a.raw": b"x"}, r"must hold at least two folders, one for each class"),
+        ({"one/a.raw": b"x", "two/b.raw": b"y", "c": b"z"}, r"/c is outside the folders of the classes: move it"),
+        (
+            {"train/one/a.raw": b"x", "train/b": b"y", "val/one/c": b"z"},
+            r"train/b is outside the folders of the classes",
+        ),
+        ({"one/a.raw": b"x", "one/b.raw": b"y"}, r"must hold at least two folders"),
         ({"train/one/a.raw": b"x", "train/two/b.raw": b"y"}, r"the validation split of .* has no file"),
         (
             {"train/one/a.raw": b"", "train/two/b.raw": b"y", "val/one/c": b"z", "val/two/d": b"z"},
             r"a\.raw holds no value",
         ),
-        ({"train/one/a.raw": b"x", "b.raw": b"y"}, r"b\.raw lies beside the folders train"),
+        ({"train/one/a.raw": b"x", "b.raw": b"y"}, r"b\.raw is next to the folders train"),
     ],
 )
 def test_folders_that_cannot_be_used_are_refused_in_one_line(settings, tmp_path, files, message):
@@ -245,7 +248,7 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(settings, tmp_path):
     for row, message in (
         (
             {"file": "none.raw", "label": "a"},
-            r"x\.jsonl, line 1: field 'file' names .*none\.raw, where there is no file",
+            r"x\.jsonl, line 1: field 'file' names .*none\.raw, which does not exist",
         ),
         ({"name": "none.raw", "label": "a"}, r"x\.jsonl, line 1: field 'file' is missing"),
         ({"file": 3, "label": "a"}, r"x\.jsonl, line 1: field 'file' must be text, got 3"),

@@ -119,12 +119,12 @@ def test_a_window_is_of_an_interval_that_is_there(genome):
     [
         ("one\t150\t201\tyes\n", r"x\.bed, line 1: one:150-201 .* is not within the sequence's 200 letters"),
         ("three\t1\t2\tyes\n", r"x\.bed, line 1: .*has no sequence 'three'"),
-        ("one\t5\t2\tyes\n", r"x\.bed, line 1: start 5 lies behind end 2"),
-        ("one\t-5\t2\tyes\n", r"x\.bed, line 1: start -5 lies before the first letter"),
+        ("one\t5\t2\tyes\n", r"x\.bed, line 1: start 5 is after end 2"),
+        ("one\t-5\t2\tyes\n", r"x\.bed, line 1: start -5 is before the first letter"),
         ("one\t5\t7\tmaybe\n", r"x\.bed, line 1: field 'id' must be yes or no, got 'maybe'"),
         ("one\t5\n", r"x\.bed, line 1: BED needs columns 3 to 12, seen: 2"),
         ("", r"x\.bed (holds no record|is empty)"),
-        ("one\t5\t7\tyes\t0\t*\n", r"x\.bed, line 1: strand '\*' is none of"),
+        ("one\t5\t7\tyes\t0\t*\n", r"x\.bed, line 1: strand must be .* got '\*'"),
     ],
 )
 def test_intervals_that_cannot_be_used_are_refused_in_one_line(settings, genome, tmp_path, bed, message):
@@ -309,7 +309,7 @@ def claims_much(path):
         ("x.npz", object_array, r"trainxdata\.npy holds Python objects, which are never unpickled"),
         ("x.npz", renamed, r"must hold one pair such as trainxdata and traindata; its arrays are: none"),
         ("x.npz", two_pairs, r"must hold one pair"),
-        ("x.npz", claims_much, r"trainxdata\.npy has 1,024\.0 GiB, and the limit .* is 4 GiB"),
+        ("x.npz", claims_much, r"trainxdata\.npy has 1,024\.0 GiB, but the limit .* is 4 GiB"),
         (
             "x.npz",
             lambda path: save_profiles(path, np.zeros((2, 4, 3)), np.zeros((3, 1))),
@@ -320,7 +320,7 @@ def claims_much(path):
         (
             "x.npz",
             lambda path: save_profiles(path, np.zeros((2, 4, 3)), np.zeros((2, 2)), columns=["a", "a"]),
-            r"columns must be the 2 names of the columns, each once",
+            r"columns must name the 2 columns, each once",
         ),
         ("x.mat", lambda path: path.write_bytes(b"what is this"), r"is neither MATLAB 5 nor HDF5"),
         (
@@ -343,7 +343,7 @@ def test_values_that_are_not_bits_are_refused_where_they_are_read(tmp_path):
     _, bits, labels = profiles(3)
     for change, message in (
         (lambda bits, labels: bits.__setitem__((1, 0, 0), 7), r"example 1: the bases must be 0 and 1"),
-        (lambda bits, labels: bits.__setitem__((1, slice(0, 2), 4), 1), r"example 1: base 4 is two at once"),
+        (lambda bits, labels: bits.__setitem__((1, slice(0, 2), 4), 1), r"example 1: base 4 has more than one letter"),
         (lambda bits, labels: labels.__setitem__((1, 2), np.nan), r"example 1: the labels must be 0 and 1"),
     ):
         changed = bits.copy(), labels.astype(np.float32)

@@ -279,12 +279,16 @@ def test_a_run_without_a_scorer_is_not_asked_by_it(run, config, tmp_path, capsys
     train(other, tmp_path / "cut", progress=False)
     assert not (tmp_path / "cut" / "model" / SCORER).exists()
     message = (
-        r"reader: selected\(by=learned\) ranks by what is learned in fine-tuning, and this run was fine-tuned by cut"
+        r"reader: selected\(by=learned\) needs a scorer learned in fine-tuning, but this run was fine-tuned with cut"
     )
     with pytest.raises(ConfigurationError, match=message):
         evaluate(tmp_path / "cut", reader="selected(by=learned)")
     assert main(["evaluate", str(tmp_path / "cut"), "--reader", "selected(by=learned)"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("asterism: error: reader: selected(by=learned) ranks by")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("asterism: error: reader: selected(by=learned) needs a scorer")
+    )
     # a run that begins with the model of one that has learned learns anew
     again = replace(config, model=str(run), steps=1, seed=5)
     train(again, tmp_path / "again", progress=False)

@@ -195,11 +195,11 @@ def test_readers_that_do_not_suit_are_refused():
         (
             SUMMARIZATION,
             "windows(stride=2)",
-            r"windows\(stride=2\) is none for summarization; it reads by whole, cut, sel",
+            r"windows\(stride=2\) cannot be used for summarization; choose whole, cut, sel",
         ),
-        (SUMMARIZATION, "iterated(k=3)", r"iterated: all summaries of parts are read again, so k=3 says nothing"),
-        (TRANSLATION, "selected()", r"selected\(\) is none for translation; it reads by whole, cut$"),
-        (GENERATION, "iterated()", r"iterated\(\) is none for generation; it reads by whole, cut, selected$"),
+        (SUMMARIZATION, "iterated(k=3)", r"iterated reads all summaries of parts again, so it takes no k, got k=3"),
+        (TRANSLATION, "selected()", r"selected\(\) cannot be used for translation; choose whole, cut$"),
+        (GENERATION, "iterated()", r"iterated\(\) cannot be used for generation; choose whole, cut, selected$"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             task(kind, reader=reader)

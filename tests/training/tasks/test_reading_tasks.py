@@ -230,7 +230,7 @@ def test_predictions_are_gone_on_with_to_the_byte(runs, task, reader, tmp_path):
             predict_file(runs[task], data, output=parts, **asked)
     before = parts.read_bytes()
     of_equal_length = re.sub(r"^\w+\((length=\d+).*", r"windows(\1, stride=1)", reader)
-    with pytest.raises(CheckpointError, match=r"resume: .*parts was begun with (another )?reader"):
+    with pytest.raises(CheckpointError, match=r"resume: .*parts was started with (another )?reader"):
         predict_file(runs[task], data, output=parts, resume=True, **{**asked, "reader": of_equal_length})
     assert parts.read_bytes() == before
     resumed = predict_file(runs[task], data, output=parts, resume=True, score=True, **asked)
@@ -295,9 +295,9 @@ def test_a_run_is_asked_by_its_own_reader_unless_another_is_given(runs, capsys, 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("predict {qa} --data {qa_data} --reader windows", 2, r"windows is a reader's name and needs its parentheses"),
+        ("predict {qa} --data {qa_data} --reader windows", 2, r"windows needs parentheses"),
         ("predict {qa} --data {qa_data} --reader cot()", 2, r"unknown reader 'cot'\. Did you mean 'cut'\?"),
-        ("predict {qa} --data {qa_data} --reader cut(length=65)", 2, r"length: 65 tokens were asked for, .* takes 64"),
+        ("predict {qa} --data {qa_data} --reader cut(length=65)", 2, r"length: got 65 tokens, but .* takes at most 64"),
         (
             "predict {qa} --data {qa_data} --reader windows(pool=mean)",
             2,
@@ -311,7 +311,7 @@ def test_a_run_is_asked_by_its_own_reader_unless_another_is_given(runs, capsys, 
         (
             "finetune --task tag --model {bert} --data {tag_data} --reader windows(stride=1)",
             2,
-            r"reader: windows\(stride=1\) is none for tagging; it reads by whole, cut$",
+            r"reader: windows\(stride=1\) cannot be used for tagging; choose whole, cut$",
         ),
         (
             "finetune --task qa --model {bert} --data {qa_data} --length 12 --reader whole()",
@@ -321,7 +321,7 @@ def test_a_run_is_asked_by_its_own_reader_unless_another_is_given(runs, capsys, 
         (
             "predict {qa} --data {qa_data} --reader selected(length=11,k=5)",
             3,
-            r"line 1: what stands around the document has 7 tokens and leaves 4 of length 11 for it, where reader "
+            r"line 1: the text around the document takes 7 tokens, which leaves 4 of length 11, but reader "
             r"selected\(k=5\) needs 5: give a longer length",
         ),
         ("finetune --task qa --model {bert} --data {qa_data} --stride 4", 2, r"unknown flag --stride"),

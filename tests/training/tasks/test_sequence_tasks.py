@@ -177,7 +177,7 @@ def test_the_other_strand_pairs_base_by_base_and_back(letters):
 @pytest.mark.parametrize(
     ("task", "name", "content", "message"),
     [
-        ("multilabel", "x.jsonl", '{"sequence": "ACGT"}', r"line 1: there is no label"),
+        ("multilabel", "x.jsonl", '{"sequence": "ACGT"}', r"line 1: no labels"),
         ("multilabel", "x.jsonl", '{"sequence": "ACGT", "a": 2}', r"line 1: field 'a' must be 0 or 1, got 2"),
         ("multilabel", "x.jsonl", '{"sequence": "ACGT", "a": "yes"}', r"line 1: field 'a' must be 0 or 1, got 'yes'"),
         ("multilabel", "x.jsonl", '{"sequence": "ACGT", "a": NaN}', r"line 1: field 'a' must be 0 or 1, got nan"),
@@ -194,15 +194,15 @@ def test_the_other_strand_pairs_base_by_base_and_back(letters):
             '{"sequence": "A", "a": 1}\n{"sequence": "A", "b": 1}',
             r"line 2: field 'a' is missing; there are: sequence, b",
         ),
-        ("multilabel", "x.csv", "sequence,a\nMKLV,1\n", r"line 2: field 'sequence': letter 2 .* is 'K|'L'.*no base"),
+        ("multilabel", "x.csv", "sequence,a\nMKLV,1\n", r"line 2: field 'sequence': letter 2 .* is 'K|'L'.*not a code"),
         ("multilabel", "x.csv", "sequence,a\n,1\n", r"line 2: field 'sequence' is empty"),
         ("multilabel", "x.fa", "ACGT\n", r"x\.fa, line 1: must be a header that begins with '>', got 'ACGT'"),
-        ("multilabel", "x.fa", "> \nACGT\n", r"x\.fa, line 1: the header has no name behind '>'"),
+        ("multilabel", "x.fa", "> \nACGT\n", r"x\.fa, line 1: the header has no name after '>'"),
         ("multilabel", "x.fa", ">a\n>b\nACGT\n", r"x\.fa, line 1: 'a' has no sequence"),
         ("multilabel", "x.fa", ">a\nACGT\n>b\n", r"x\.fa, line 3: 'b' has no sequence"),
         ("multilabel", "x.fa", "\n\n", r"x\.fa holds no record"),
         ("multilabel", "x.fa", b">a\n\xff\xfe\n", r"x\.fa, line 2: is not UTF-8 text"),
-        ("multilabel", "x.bam", "x", r"x\.bam must be a file of one of the kinds"),
+        ("multilabel", "x.bam", "x", r"x\.bam: the name must end in one of"),
         ("promoter", "x.jsonl", '{"sequence": "ACGT", "label": "maybe"}', r"'label' must be yes or no, got 'maybe'"),
         (
             "promoter",
@@ -210,7 +210,7 @@ def test_the_other_strand_pairs_base_by_base_and_back(letters):
             '{"text": "a word", "label": "yes"}',
             r"'sequence' is missing: promoters are sequences",
         ),
-        ("promoter", "x.txt", "ACGTACGT\n", r"line 1: has 8 bases; a negative is made of 20 pieces"),
+        ("promoter", "x.txt", "ACGTACGT\n", r"line 1: has 8 bases; a negative is made from 20 pieces"),
         ("promoter", "x.txt", "", r"holds no record"),
     ],
 )
@@ -228,7 +228,7 @@ def test_tables_of_labels_that_do_not_fit_are_refused(settings, tmp_path):
     fasta.write_text(">a\nACGT\n>b\nACGT\n")
     for rows, message in (
         ([{"id": "a", "x": 1}], r"x\.fa, line 3: field 'id' 'b' has no row in .*t\.jsonl"),
-        ([{"id": "a", "x": 1}, {"id": "a", "x": 1}], r"t\.jsonl, line 2: field 'id' 'a' stands in the table twice"),
+        ([{"id": "a", "x": 1}, {"id": "a", "x": 1}], r"t\.jsonl, line 2: field 'id' 'a' is in the table twice"),
         ([{"name": "a", "x": 1}], r"t\.jsonl, line 1: field 'id' is missing"),
     ):
         table = write_lines(tmp_path / "t.jsonl", rows)
@@ -466,7 +466,7 @@ def test_promoters_are_learned_and_said(settings, tmp_path):
 def test_a_group_for_every_column_is_asked_for(settings, tmp_path):
     data = write_lines(tmp_path / "train.jsonl", sequences(20))
     for content, message in (
-        ("column,group\ngc,x\n", r"column_groups: 1 columns have no group, such as 'tata'"),
+        ("column,group\ngc,x\n", r"column_groups: 1 columns, such as 'tata', have no group"),
         ("column,group\ngc,x\ngc,y\n", r"line 3: field 'column' 'gc' has a group already"),
         ("name,group\ngc,x\n", r"line 2: field 'column' is missing"),
     ):

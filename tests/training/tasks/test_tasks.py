@@ -84,7 +84,7 @@ def test_questions_of_squad_and_its_flat_form_are_the_same(tmp_path):
     [
         (read_documents, "x.jsonl", "", r"x\.jsonl holds no record"),
         (read_documents, "x.jsonl", " \n\n", r"x\.jsonl holds no record"),
-        (read_documents, "x.tsv", "x", r"x\.tsv must be a file of one of the kinds \.jsonl, \.csv"),
+        (read_documents, "x.tsv", "x", r"x\.tsv: the name must end in one of \.jsonl, \.csv"),
         (read_documents, "x.jsonl", '{"text": "x"', r"x\.jsonl, line 1: cannot be read as JSON"),
         (read_documents, "x.jsonl", '\n["x"]', r"x\.jsonl, line 2: must be a JSON object"),
         (read_documents, "x.jsonl", '{"text": "x", "lable": 1}', r"line 1: field 'label' is missing.*mean 'lable'"),
@@ -127,13 +127,13 @@ def test_questions_of_squad_and_its_flat_form_are_the_same(tmp_path):
             read_questions,
             "x.jsonl",
             json.dumps(question() | {"answers": {"text": ["attic"], "answer_start": [3]}}),
-            r"line 1: field 'answers' says 'attic' is at character 3, but there is ' lamp'; it is at 47",
+            r"line 1: field 'answers' has 'attic' at character 3, but the text there is ' lamp'; it is at 47",
         ),
         (
             read_questions,
             "x.jsonl",
             json.dumps(question() | {"answers": {"text": ["moon"], "answer_start": [-4]}}),
-            r"says 'moon' is at character -4, but there is ''; it is nowhere in the context",
+            r"has 'moon' at character -4, but the text there is ''; it is nowhere in the context",
         ),
         (
             read_questions,
@@ -359,8 +359,8 @@ def test_no_answer_is_given_when_it_scores_higher_in_every_window(tmp_path):
 def test_questions_that_leave_no_room(tmp_path):
     examples = questions(tmp_path, question())
     for length, reader, message in (
-        (7, "cut()", r"line 1: what stands around the document has 7 tokens and leaves 0 of length 7 for it, where"),
-        (10, "windows(stride=3)", r"leaves 3 of length 10 for it, where reader windows\(stride=3, pool=span\) needs 4"),
+        (7, "cut()", r"line 1: the text around the document takes 7 tokens, which leaves 0 of length 7, but"),
+        (10, "windows(stride=3)", r"leaves 3 of length 10, but reader windows\(stride=3, pool=span\) needs 4"),
     ):
         with pytest.raises(DataError, match=message):
             rows(ANSWERING.of(examples, length=length, reader=reader), examples)

@@ -228,14 +228,16 @@ def test_what_a_model_or_its_tokenizer_lacks(settings, models, tmp_path):
 
     with quiet_transformers():
         bert = save_tiny_bert(tmp_path / "bert")
-    refused(ConfigurationError, "bert holds a bert model, which generates no text from another; give an", model=bert)
-    refused(ConfigurationError, "target_length: 25 tokens were asked for, the decoder in .* takes 24", target_length=25)
-    refused(ConfigurationError, "length: 25 tokens were asked for, .* takes 24", length=25)
+    refused(ConfigurationError, "bert holds a bert model, which cannot generate text from text; give an", model=bert)
+    refused(
+        ConfigurationError, "target_length: got 25 tokens, but the decoder in .* takes at most 24", target_length=25
+    )
+    refused(ConfigurationError, "length: got 25 tokens, but .* takes at most 24", length=25)
     no_limit = {"model": str(models["t5"]), "length": None}
-    refused(ConfigurationError, "length: the model in .*t5 does not say how many tokens it takes", **no_limit)
+    refused(ConfigurationError, "length: the model in .*t5 has no maximum length", **no_limit)
     refused(
         ConfigurationError,
-        "target_length: the model in .*t5 does not say how many tokens its decoder takes",
+        "target_length: the decoder in .*t5 has no maximum length",
         **no_limit | {"length": 8, "target_length": None},
     )
     for name, message in (
@@ -254,10 +256,14 @@ def test_what_a_model_or_its_tokenizer_lacks(settings, models, tmp_path):
         (
             {"decoder_start_token_id": 17},
             ConfigurationError,
-            "has decoder_start_token_id 17, the decoder has tokens",
+            "has decoder_start_token_id 17, but the decoder has tokens",
         ),
-        ({"decoder_start_token_id": -1}, ConfigurationError, "has decoder_start_token_id -1, the decoder has tokens 0"),
-        ({"pad_token_id": -1}, ConfigurationError, "has pad_token_id -1, the decoder has tokens 0 to 16$"),
+        (
+            {"decoder_start_token_id": -1},
+            ConfigurationError,
+            "has decoder_start_token_id -1, but the decoder has tokens 0",
+        ),
+        ({"pad_token_id": -1}, ConfigurationError, "has pad_token_id -1, but the decoder has tokens 0 to 16$"),
         ({"vocab_size": -3, "pad_token_id": -4, "decoder_start_token_id": -4}, ConfigurationError, "has pad_token_id"),
     ):
         (folder / "config.json").write_text(json.dumps(document | changes))

@@ -268,7 +268,7 @@ def test_scores_are_of_all_rows_also_when_some_were_there(finished, tmp_path, mo
         with pytest.raises(KeyboardInterrupt):
             predict_file(folder, pair, output=tmp_path / "out", batch_size=1, progress=False)
     begun = {"output": tmp_path / "out", "batch_size": 1, "resume": True, "progress": False}
-    with pytest.raises(CheckpointError, match=r"out, line 1 is not made of row 1 of .*other\.txt"):
+    with pytest.raises(CheckpointError, match=r"out, line 1 was not made from row 1 of .*other\.txt"):
         (tmp_path / "other.txt").write_text("nine\n" * 48)
         predict_file(folder, tmp_path / "other.txt", **begun)
     resumed = predict_file(folder, pair, score=True, **begun)

@@ -1,4 +1,4 @@
-"""What moves between devices that share a sequence: shards, who needs whose rows, and how many bytes that takes.
+"""Communication between devices that share a sequence: shards, the rows that each device needs, and their bytes.
 
 Nothing here needs a device: a communication plan is as much data as a plan of tiles, and `asterism.parallel` executes
 it.

@@ -1,4 +1,4 @@
-"""From a rule to a communication plan: which way to bring queries and keys together moves fewest bytes."""
+"""Compiles a pattern into the communication plan that moves the fewest bytes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,12 +21,11 @@ BY_PATTERN = tuple(way for way in WAYS if not way.ignores_the_pattern)
 def communicate(
     pattern: Pattern | str, queries: Shards, keys: Shards, shape: RowShape, query_offset: int = 0
 ) -> Communication:
-    """The plan by which devices that hold shards of queries and keys attend by a pattern; equal questions get the same
-    object.
+    """Plan how devices that hold shards of queries and keys attend by a pattern; equal calls return the same object.
 
-    The rule is that of keys.length tokens, and query i stands at position query_offset + i. Of all plans that the ways
-    offer, the one is taken whose busiest device moves fewest bytes, for rows of this shape, forward. Raises
-    PatternError where queries and keys lie on different numbers of devices, and where the plan would be too long.
+    The pattern is for keys.length tokens, and query i stands at position query_offset + i. Among all plans that the
+    ways offer, the chosen one moves the fewest bytes on its busiest device, for rows of this shape, forward. Raises
+    PatternError if queries and keys are on different numbers of devices, or if the plan would be too long.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     return pattern.derived(_communicate, queries, keys, shape, query_offset)
@@ -48,15 +47,16 @@ def candidates(
     """All plans that are weighed, those that ignore the pattern first. Raises PatternError as `communicate` does."""
     if queries.devices != keys.devices:
         raise PatternError(
-            "ranks-differ", f"queries lie on {queries.devices} ranks and keys on {keys.devices}: they must be the same"
+            "ranks-differ", f"queries are on {queries.devices} ranks and keys on {keys.devices}: use the same ranks"
         )
     place = TokenPlace(queries, keys, query_offset, shape)
     found = terms(pattern, place.extent)
     if (listed := listed_at_most(found, keys)) > _MOST_LISTED:
         raise PatternError(
             "scattered-keys",
-            f"{shown(str(pattern))} names keys so scattered that a plan for {keys.devices:,} ranks would list up to"
-            f" {listed:,} intervals, and at most {_MOST_LISTED:,} are listed: use fewer ranks or larger blocks of keys",
+            f"{shown(str(pattern))} reads keys so scattered that a plan for {keys.devices:,} ranks may list"
+            f" {listed:,} intervals, more than the limit of {_MOST_LISTED:,}: use fewer ranks or larger blocks of"
+            " keys",
         )
     yield from offered(place, pattern, found)
 

@@ -1,4 +1,4 @@
-"""The communication plan: who sends which rows to whom, so that every query meets the keys it may read.
+"""The communication plan: who sends which rows to whom, so that every query reaches the keys it may read.
 
 A rule is divided among ways to bring queries and keys together. No pair is in two parts, so their results merge exactly
 by log-sum-exp, as those of a plan's passes do. Every way is a sequence of all-to-alls of rows. Backward, the gradients
@@ -46,13 +46,13 @@ class Way(Protocol):
         ...
 
     def title(self, plan: "Communication") -> str:
-        """What moves, in words."""
+        """A description of the rows that move."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Communication(Derives):
-    """What all devices do to attend by a pattern. Arrays that its methods give are int64.
+    """A plan for all devices to attend by a pattern. Its methods return int64 arrays.
 
     pattern        the rule, of a sequence of keys.length tokens
     queries, keys  who holds which; equal in self-attention
@@ -78,7 +78,7 @@ class Communication(Derives):
 
     @property
     def ignores_the_pattern(self) -> bool:
-        """Whether it moves what any pattern would: some part goes round the ring or by heads."""
+        """Whether it moves the same rows for any pattern, because some part uses the ring or moves heads."""
         return any(way.ignores_the_pattern for way in self.ways)
 
     def collectives(self, shape: RowShape) -> Iterator[Collective]:
@@ -87,17 +87,17 @@ class Communication(Derives):
             yield from way.collectives(self, shape)
 
     def traffic(self, shape: RowShape) -> Traffic:
-        """What each device sends and receives forward."""
+        """Rows that each device sends and receives forward."""
         return sum((each.forward for each in self.collectives(shape)), Traffic.none(self.devices))
 
     def backward(self, shape: RowShape) -> Traffic:
-        """What each device sends and receives backward: the gradients of the same rows, the other way; round the ring,
+        """Rows that each device sends and receives backward: the gradients of the same rows, in reverse; in the ring,
         the shards again and their gradients."""
         return sum((each.backward for each in self.collectives(shape)), Traffic.none(self.devices))
 
     def memory(self, shape: RowShape) -> Integers:
-        """int64 [devices]: bytes of keys and values that each device holds at most at one time: its shard, and what
-        comes to it from others for the way that needs most."""
+        """int64 [devices]: the most bytes of keys and values that each device holds at one time: its shard, and the
+        rows it receives for the way that needs the most."""
         own = np.array(self.keys.sizes) * shape.key
         return own + np.max([way.held(self, shape) for way in self.ways] or [np.zeros_like(own)], axis=0)
 

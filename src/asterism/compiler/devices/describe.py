@@ -1,4 +1,4 @@
-"""A communication plan in words and numbers, compared with what moves where the pattern is not known."""
+"""Describes a communication plan, compared with methods that ignore the pattern."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from asterism.patterns.primitives import dense
 
 
 def without_pattern(queries: Shards, keys: Shards, shape: RowShape) -> dict[str, int | str]:
-    """The most bytes that a device sends or receives, forward, in each way that ignores patterns; or why one cannot be.
+    """The most bytes that a device sends or receives, forward, in each way that ignores patterns; or why it cannot run.
 
     All-gather brings every key to every device, as context parallelism in PyTorch does; the ring moves the same from
     neighbour to neighbour, so that a device holds two shards at a time; Ulysses exchanges sequences for heads.
@@ -30,7 +30,7 @@ def without_pattern(queries: Shards, keys: Shards, shape: RowShape) -> dict[str,
 
 
 def refusal(plan: Communication, shape: RowShape) -> str:
-    """Why a dense plan is not executed unless that was asked for."""
+    """The reason why a dense plan is not executed without `dense_exchange`."""
     moved, everything = plan.traffic(shape).most, without_pattern(plan.queries, plan.keys, shape)["all-gather"]
     return (
         f"{shown(str(plan.pattern))} over {plan.devices} ranks would move {moved:,} bytes from or to one rank in each"

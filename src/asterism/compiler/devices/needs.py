@@ -1,4 +1,4 @@
-"""Which keys some queries can read: intervals that hold all of them, found from spans.
+"""Finds intervals that hold all keys that some queries can read, from spans.
 
 A rule is looked at term by term and block of queries by block, since the spans of a small block are tight. Keys that a
 term names by themselves, such as the summary cells of `fixed`, are all that it needs, whatever its spans say.
@@ -212,8 +212,8 @@ def needed_keys(pattern: Pattern | str, query_range: tuple[int, int], length: in
     if not 0 <= start <= stop or (stop > length and not pattern.takes_any_query):
         raise PatternError(
             "query-range",
-            f"needed_keys: a range of queries goes from 0 or more to at most {length:,}, the length, and never"
-            f" backwards, got {tuple(query_range)}",
+            f"needed_keys: query_range must ascend from at least 0 to at most the length, {length:,}, got"
+            f" {tuple(query_range)}",
         )
     blocks = QueryRuns.cut(np.array([start]), np.array([stop]), np.zeros(1, np.int64), 1)
     _, starts, stops = needed(terms(pattern, max(length, stop)), blocks, length).triples()

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence each device holds."""
+"""Shards: the tokens of a sequence that each device holds."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +13,7 @@ from asterism.patterns.intervals import Integers
 class Shards:
     """Stretches of a sequence, one after another: device r holds the tokens bounds[r] .. bounds[r + 1] - 1.
 
-    Shards may have any sizes, 0 included. Raises PatternError for bounds that do not begin at 0 or that fall.
+    Shards may have any sizes, 0 included. Raises PatternError for bounds that do not begin at 0 or that decrease.
     """
 
     bounds: tuple[int, ...]
@@ -22,12 +22,12 @@ class Shards:
         falls = any(past < first for first, past in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or falls:
             raise PatternError(
-                "shard-bounds", f"shards: bounds must begin at 0 and not fall, got {list(self.bounds)[:8]}"
+                "shard-bounds", f"shards: bounds must begin at 0 and never decrease, got {list(self.bounds)[:8]}"
             )
 
     @classmethod
     def even(cls, length: int, devices: int) -> Self:
-        """As equal as can be: the first length % devices shards have one token more."""
+        """Shards of nearly equal size: the first length % devices shards have one token more."""
         share, more = divmod(length, devices)
         return cls(tuple(device * share + min(device, more) for device in range(devices + 1)))
 

@@ -1,6 +1,6 @@
-"""Rows that go from device to device, and what they take in bytes.
+"""Rows that move between devices, and their size in bytes.
 
-A row is what one token has: its keys and values of all key heads and all rows of the batch, its queries of all query
+A row is the data of one token: its keys and values of all key heads and all rows of the batch, its queries of all query
 heads, or its results with their log-sum-exps.
 """
 
@@ -14,7 +14,7 @@ from asterism.patterns.intervals import Integers
 
 @dataclass(frozen=True)
 class RowShape:
-    """What a row of each kind takes. `itemsize` is that of the tensors, in bytes; a log-sum-exp takes 4, or 8."""
+    """Bytes of a row of each kind. `itemsize` is that of the tensors, in bytes; a log-sum-exp takes 4 or 8."""
 
     heads: int
     key_heads: int
@@ -35,7 +35,7 @@ class RowShape:
 
     @property
     def result(self) -> int:
-        """Bytes of what a token's queries got: outputs in the tensors' dtype, and log-sum-exps."""
+        """Bytes of the results of a token's queries: outputs in the tensors' dtype, and log-sum-exps."""
         return self.batch * self.heads * (self.value_dim * self.itemsize + max(4, self.itemsize))
 
 
@@ -60,7 +60,7 @@ class Transfers:
         return cls(empty, empty, empty, empty, devices)
 
     def counts_received(self) -> Integers:
-        """int64 [devices]: how many rows come to each device."""
+        """int64 [devices]: number of rows that each device receives."""
         counts = np.zeros(self.devices, np.int64)
         np.add.at(counts, self.target, self.stop - self.start)
         return counts
@@ -74,7 +74,7 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What each device sends and receives in one direction, int64 [devices] each.
+    """Bytes and messages of each device in one direction, int64 [devices] each.
 
     sent, received  bytes
     messages        messages sent: one for each device, and each collective, that something goes to

@@ -1,1 +1,1 @@
-"""Which way computes a call: prices, and where they come from."""
+"""Chooses the implementation of a call by prices, measured or shipped."""

@@ -1,4 +1,4 @@
-"""Which kernel computes: the one that was named, or for "auto" the cheapest of those that take the operands.
+"""Chooses the kernel: the named one, or for "auto" the cheapest that accepts the operands.
 
 A named kernel is used or refused with the reason, never replaced by another.
 """
@@ -145,8 +145,8 @@ def _for_onnx(operands: Operands, implementation: str) -> Kernel:
     if implementation not in ("auto", "dense", "reference"):
         raise KernelError(
             "not-in-onnx",
-            f'implementation="{implementation}" is an operator of this library, which ONNX does not have: use "auto",'
-            ' "dense" or "reference"',
+            f'implementation="{implementation}" is an operator of Asterism, which ONNX lacks: use "auto", "dense" or'
+            ' "reference"',
         )
     known = {"auto": (MASKED, REFERENCE), "dense": (MASKED,), "reference": (REFERENCE,)}
     return _first_of(known[implementation], operands)

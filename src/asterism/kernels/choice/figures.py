@@ -1,4 +1,4 @@
-"""What was measured on a machine, as data, and the file that keeps it beside the built kernel.
+"""Measurements of a machine as data, and the file next to the built kernel that stores them.
 
 One file for each machine, kernel, version of PyTorch and number of threads: figures for one thread say nothing of 16.
 It is written whole. One that is damaged, of another version, or holds what no measurement gives says so, is not used,

@@ -1,4 +1,4 @@
-"""How long this machine takes: products of matrices, and attention by each way to compute it.
+"""Measures this machine: matrix products, and attention by each implementation.
 
 Every figure is the least of several turns: what else a machine does only adds to a time. Within a few seconds, however
 slow the machine, because lengths and turns are cut to fit.

@@ -1,4 +1,4 @@
-"""What each way to compute attention costs on this machine, and how fast it multiplies matrices.
+"""The price of attention by each implementation on this machine, and its speed at matrix products.
 
 The first of these answers: prices that are pinned, as those of a run are; figures that `asterism bench --calibrate`
 measured on this machine and kept (`figures.py`); figures that come with the library for this class of processor and

@@ -1,4 +1,4 @@
-"""The CPU kernel's library: the one that came with a wheel, or one that is built at first use and kept.
+"""The CPU kernel's library: shipped with a wheel, or built at first use and cached.
 
 A wheel brings libraries (shipped.py). Where it does not, or CXX names a compiler, the machine's own C++ compiler builds
 for the machine's own instruction set, its translation units on as many cores as there are. It needs no header of
@@ -49,7 +49,7 @@ _log = logging.getLogger("asterism")
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
+    """Load the kernel's library, and build it if needed. Raises KernelError with the reason if that fails."""
     if not HAS_LOCKS:
         raise KernelError(
             "unsupported-system", f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'"
@@ -119,13 +119,13 @@ def _native() -> ctypes.CDLL:
             reasons.append(f"{error} ({folder})")
     raise KernelError(
         "kernel-kept-nowhere",
-        f"the CPU kernel can be kept nowhere: {'; '.join(reasons)}."
-        f" Set ASTERISM_CACHE to a folder of your own that can be written and may hold programs, {OTHERWISE}",
+        f"no folder can hold the CPU kernel: {'; '.join(reasons)}. Set ASTERISM_CACHE to a folder that you can write"
+        f" to and run programs from, {OTHERWISE}",
     )
 
 
 def origin() -> str:
-    """Whether the library in use came with asterism ("wheel") or was built on this machine ("built").
+    """Origin of the library in use: "wheel" if shipped with asterism, "built" if built on this machine.
 
     Raises KernelError if there is no kernel.
     """
@@ -148,7 +148,7 @@ def seconds_of_build() -> float | None:
 
 
 def instruction_set() -> str:
-    """Which instructions multiply bfloat16 in the kernel: amx, avx512_bf16, avx512, avx2, neon or baseline.
+    """Instruction set of the kernel's bfloat16 products: amx, avx512_bf16, avx512, avx2, neon or baseline.
 
     "amx (emulated)" is a build for tests. Raises KernelError if there is no kernel.
     """
@@ -156,7 +156,7 @@ def instruction_set() -> str:
 
 
 def is_available() -> bool:
-    """Whether the kernel can be had; if not, says why, once."""
+    """Whether the kernel is available; if not, warns once with the reason."""
     return _can_be_had()
 
 
@@ -344,8 +344,8 @@ def _build(command: list[str], folder: Path) -> Path:
         if _OURS not in made:
             raise KernelError(
                 "kernel-build-failed",
-                f"the CPU kernel cannot be built: what {command[0]} made is not the kernel."
-                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}",
+                f"the CPU kernel cannot be built: the output of {command[0]} is not the kernel. Set CXX to a C++17"
+                f" compiler with OpenMP (g++ 11 or newer), {OTHERWISE}",
             )
         (fresh / "kernel.sha256").write_text(hashlib.sha256(made).hexdigest())
         (fresh / _SECONDS).write_text(f"{time.monotonic() - begin:.1f}")

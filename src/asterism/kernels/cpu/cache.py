@@ -1,4 +1,4 @@
-"""Where built libraries are kept: a folder that nobody else can change, because what is loaded from it runs as us.
+"""The cache of built libraries: a folder that only the user can change, because loaded libraries run as the user.
 
 The rule is that of OpenSSH for its keys: the folder and every folder above it belong to the user or to root, and nobody
 else may write there; of a folder above, others may write to it if they can only remove what is their own (/tmp).

@@ -96,8 +96,8 @@ class _CompilerRun:
             line = next((line for line in complaint.splitlines() if "error" in line), complaint.strip()[-200:])
             raise KernelError(
                 "kernel-build-failed",
-                f"the CPU kernel cannot be built: {self._name} says {line!r}."
-                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}",
+                f"the CPU kernel cannot be built: {self._name} reports {line!r}. Set CXX to a C++17 compiler with"
+                f" OpenMP (g++ 11 or newer), {OTHERWISE}",
             )
         return True
 

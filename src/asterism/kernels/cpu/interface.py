@@ -1,4 +1,4 @@
-"""What Python and C++ agree on: the structures of interface.hpp, and pointers, checked before they are taken.
+"""The interface of Python and C++: the structures of interface.hpp, and pointers, checked before they are taken.
 
 The structures have their names in C++, by which the two are compared: so `Pass`, `Task` and `Terms` are here, too.
 """
@@ -136,7 +136,7 @@ def check(status: int) -> None:
     """Raises KernelError for a call into the library that could not finish."""
     if status:
         raise KernelError(
-            "kernel-failed", _FAILURES.get(status, f"the CPU kernel ended with status {status}: a defect of it")
+            "kernel-failed", _FAILURES.get(status, f"the CPU kernel ended with status {status} (a bug in Asterism)")
         )
 
 
@@ -174,6 +174,6 @@ def require_same_layout(library: ctypes.CDLL) -> None:
         one, other = next(pair for pair in pairs if pair[0] != pair[1])
         raise KernelError(
             "structures-disagree",
-            f"the CPU kernel and interface.py disagree: {one!r} in Python is {other!r} in C++."
-            " Install asterism anew, or use implementation='eager'",
+            f"the CPU kernel and interface.py disagree: {one!r} in Python is {other!r} in C++. Reinstall asterism, or"
+            " use implementation='eager'",
         )

@@ -22,7 +22,7 @@ LARGEST_HEAD_DIM = 256
 
 
 def refusal(operands: Operands) -> str | None:
-    """Why the kernel cannot take these operands and what would work, or None if it can."""
+    """The reason why the kernel cannot take these operands, with a remedy; None if it can."""
     q, v = operands.q, operands.v
     if q.device.type != "cpu":
         return f"implementation 'cpu' works on CPU tensors, got {q.device}: use 'auto'"

@@ -1,4 +1,4 @@
-"""What this machine's processor has, as far as the libraries that compute here may use it.
+"""The instruction sets of this machine's processor that the computing libraries may use.
 
 oneDNN, PyTorch and MKL each obey a variable that keeps them from instructions, of which ours is told nothing. Whatever
 asks this file sees the lesser machine that they make: figures, the choice of arithmetic, and the kernel that is built.

@@ -1,4 +1,4 @@
-"""A plan as the kernel reads it: structures, masks by key, and what can be skipped."""
+"""A plan in the kernel's form: structures, masks by key, and entries that can be skipped."""
 
 import numpy as np
 

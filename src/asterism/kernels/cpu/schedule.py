@@ -1,4 +1,4 @@
-"""Who computes what: the tasks of a call as the library hands them out to its threads, without computing anything."""
+"""The tasks of a call, as the library hands them to its threads, without computing them."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The libraries that a wheel brings, one for each instruction set, of which the best that the processor has is taken.
+"""The libraries of a wheel, one per instruction set; the best one for the processor is used.
 
 A wheel holds them in `libraries/` beside this file, with a list of what they are; a checkout and what is installed from
 an sdist have no such folder. A library is taken only if it was built for this machine, from the very sources that lie
@@ -19,7 +19,7 @@ from asterism.kernels.cpu.sources import INSTRUCTION_SETS, contents, digest
 
 FOLDER = Path(__file__).with_name("libraries")
 
-_ANEW = "install asterism-attention anew"
+_ANEW = "reinstall asterism-attention"
 
 
 def are_there() -> bool:
@@ -72,12 +72,12 @@ def _listed() -> dict[str, Any]:
     if machine != platform.machine() or machine not in INSTRUCTION_SETS:
         raise KernelError(
             "wheel-for-other-machine",
-            f"asterism was installed from a wheel for {machine}, and this machine is {platform.machine()}:"
-            " install the wheel for it, or the sdist",
+            f"asterism was installed from a wheel for {machine}, but this machine is {platform.machine()}: install"
+            " the wheel for it, or the sdist",
         )
     if sources != digest(*contents()):
         raise KernelError(
             "libraries-of-other-sources",
-            f"the libraries in {FOLDER} were built from other sources than those beside them: {_ANEW}",
+            f"the libraries in {FOLDER} were built from other sources than those next to them: {_ANEW}",
         )
     return dict(listed)

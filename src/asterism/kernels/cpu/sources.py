@@ -1,4 +1,4 @@
-"""What a library of the kernel is made of, wherever it is built: sources, flags, and the instruction sets of a wheel.
+"""The sources and flags of the kernel's library, and the instruction sets of a wheel.
 
 It needs the standard library alone: what builds a wheel (distribution/hook.py) runs this file before anything is
 installed.

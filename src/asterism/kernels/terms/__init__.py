@@ -1,1 +1,1 @@
-"""What is added to scores inside the tiles, and dropout."""
+"""Terms added to scores inside the tiles, and dropout."""

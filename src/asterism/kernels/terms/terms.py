@@ -1,4 +1,4 @@
-"""What is added to the scores of attention, and what is done to its weights.
+"""Terms added to the scores of attention, and changes of its weights.
 
     score(q, k) = softcap(scale * (q . (k + p(d)))) + bias(d),  d = position of the query - position of the key
 
@@ -22,7 +22,7 @@ _MOST = 2**62
 
 
 class Bias(Protocol):
-    """A number added to each score, by head and distance."""
+    """A bias added to each score, by head and distance."""
 
     def table(self, first: int, past: int) -> Tensor:
         """The bias at distances first, first + 1, ..., past - 1: [H or 1, past - first], float32 or wider.
@@ -64,8 +64,8 @@ class Buckets:
         if exact < 1 or not (isinstance(self.max_distance, int) and exact < self.max_distance < _MOST):
             raise KernelError(
                 "bucket-range",
-                f"Buckets needs at least {4 if self.bidirectional else 2} buckets, and a max_distance beyond those of"
-                f" one distance each: got {len(self.values)} and {shown(self.max_distance)}",
+                f"Buckets needs at least {4 if self.bidirectional else 2} buckets, and a max_distance above the"
+                f" number of buckets for one distance each: got {len(self.values)} and {shown(self.max_distance)}",
             )
 
     def table(self, first: int, past: int) -> Tensor:
@@ -120,7 +120,7 @@ class SoftSpan:
 class DistanceTable:
     """A bias for each distance, values [H or 1, R] at distances first, first + 1, ..., first + R - 1.
 
-    The pattern must read no other distance.
+    The pattern must not read other distances.
     """
 
     values: Tensor
@@ -136,7 +136,7 @@ class DistanceTable:
             )
 
     def known(self, first: int, past: int) -> tuple[int, int]:
-        """Those of the distances first ... past - 1 that have a value, as (first, past)."""
+        """The distances from first to past - 1 that have a value, as (first, past)."""
         start = max(first, self.first)
         return start, max(start, min(past, self.first + self.values.shape[1]))
 
@@ -147,12 +147,12 @@ class DistanceTable:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Pairs are dropped after the softmax: their weight is 0, and those kept are divided by 1 - rate.
+    """Dropout of pairs after the softmax: dropped weights become 0, the others are divided by 1 - rate.
 
-    Which ones is a function of the seed and of where they stand, whatever computes them: with Philox 4x32-10
-    (philox.py), key = (lower, upper 32 bits of seed) and counter = (position of the query, position of the key // 4,
-    query head, row of the batch), a pair is dropped if word number (position of the key % 4) is less than
-    round(rate * 2^32). The log-sum-exp does not change. A model takes another seed for every step and layer.
+    The choice depends only on the seed and the positions, not on the implementation: with Philox 4x32-10 (philox.py),
+    key = (lower, upper 32 bits of seed) and counter = (position of the query, position of the key // 4, query head, row
+    of the batch), a pair is dropped if word number (position of the key % 4) is less than round(rate * 2^32). The
+    log-sum-exp does not change. A model uses a new seed for every step and layer.
     """
 
     rate: float
@@ -169,23 +169,23 @@ class Dropout:
             )
 
     def shifted(self, by: int) -> "Dropout":
-        """The same rate and another seed: this one plus `by`."""
+        """The same rate with a seed greater by `by`."""
         return Dropout(self.rate, self.seed + by)
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Terms of the score; None for none.
+    """Terms of the score; None leaves a term out.
 
     bias      Alibi, Buckets, SoftSpan, DistanceTable, or another object with their method `table`
     relative  [R, D]: row d is p(d), a vector added to the keys at distance d, for all heads (Shaw et al. 2018); the
               pattern must read no key after its query and none at distance R or more
     softcap   s becomes softcap * tanh(s / softcap), before the bias is added (Gemma 2)
-    sinks     [H]: one more score per head in the denominator of the softmax, with no value (GPT-OSS). It is part of
-              the log-sum-exp; a query that may read nothing has output 0 and its log-sum-exp is the sink.
+    sinks     [H]: one more score per head in the denominator of the softmax, without a value (GPT-OSS). It is part of
+              the log-sum-exp; a query that may read nothing has output 0, and its log-sum-exp is the sink.
     dropout   Dropout(rate, seed)
 
-    Raises KernelError for what is none of these.
+    Raises KernelError for any other type or value.
     """
 
     bias: Bias | None = None
@@ -204,8 +204,8 @@ class Terms:
             seen = f"the class {self.bias.__name__}" if isinstance(self.bias, type) else f"a {type(self.bias).__name__}"
             raise KernelError(
                 "not-a-bias",
-                "bias must be Alibi, Buckets, SoftSpan or DistanceTable, or have their method table(first, past);"
-                f" got {seen}",
+                "bias must be Alibi, Buckets, SoftSpan or DistanceTable, or an object with a method table(first,"
+                f" past); got {seen}",
             )
         for name, tensor, dimensions in (("relative", self.relative, 2), ("sinks", self.sinks, 1)):
             if tensor is not None:
@@ -220,8 +220,8 @@ def check_by_distance(terms: Terms | None, text: str) -> None:
     if by_distance and not crossing(text).by_ones:
         raise KernelError(
             "terms-across",
-            "a bias and relative positions are tables of the distances between tokens one apart, and across(...) has"
-            " another step than 1, or part(...) leaves out tokens: leave them out of terms",
+            "a bias and relative positions need tokens one position apart, but the pattern has part(...), or"
+            " across(...) with a step other than 1: leave them out of terms",
         )
 
 
@@ -282,9 +282,9 @@ def _bias(bias: Bias | None, first: int, past: int, q: Tensor) -> tuple[int, Ten
     if table.dtype.is_complex:
         raise KernelError("table-dtype", f"{name}.table(...) must give real numbers, got {table.dtype}")
     if table.shape[0] not in (1, q.shape[1]):
-        raise KernelError("bias-heads", f"bias {name} is for {table.shape[0]} heads, and q has {q.shape[1]}")
+        raise KernelError("bias-heads", f"bias {name} is for {table.shape[0]} heads, but q has {q.shape[1]}")
     if table.device != q.device:
-        raise KernelError("bias-device", f"bias {name} is on {table.device}, and q on {q.device}")
+        raise KernelError("bias-device", f"bias {name} is on {table.device}, but q is on {q.device}")
     return first, table
 
 
@@ -293,10 +293,10 @@ def _check_fits(name: str, tensor: Tensor | None, q: Tensor, axis: int, what: st
         return
     if tensor.shape[-1] != q.shape[axis]:
         raise KernelError(
-            "term-shape", f"{name} {list(tensor.shape)} is for {tensor.shape[-1]} {what}, and {of} is {q.shape[axis]}"
+            "term-shape", f"{name} {list(tensor.shape)} is for {tensor.shape[-1]} {what}, but {of} is {q.shape[axis]}"
         )
     if tensor.device != q.device:
-        raise KernelError("term-device", f"{name} is on {tensor.device}, and q on {q.device}")
+        raise KernelError("term-device", f"{name} is on {tensor.device}, but q is on {q.device}")
 
 
 def _check_shape(name: str, tensor: object, expected: str, dimensions: int) -> None:

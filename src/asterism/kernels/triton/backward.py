@@ -1,4 +1,4 @@
-"""What one program of the GPU's grid does in the backward pass: see device.py for tables and invariants.
+"""One program of the GPU's grid in the backward pass; see device.py for tables and invariants.
 
 The forward pass's log-sum-exp gives the weights again; grad_q runs over tile rows and grad_kv over tile columns, so
 that each gradient has one writer; grad_bias runs over tiles whose pairs have equal distances.

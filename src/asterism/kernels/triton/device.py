@@ -1,4 +1,4 @@
-"""What one program of the GPU's grid does: the device half of kernels/triton/kernel.py, forward pass and decoding.
+"""One program of the GPU's grid in the forward pass and decoding: the device half of kernels/triton/kernel.py.
 
 Only this file, backward.py and terms.py import Triton. A program computes one piece: a block of BLOCK_M
 queries (forward, grad_q) or BLOCK_N keys (grad_kv) of one tile row or column, over a run of its entries. Full entries

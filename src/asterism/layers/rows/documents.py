@@ -1,4 +1,4 @@
-"""Batches of packed documents: what `position_ids` that start again, or `cu_seqlens`, say of a model's tokens."""
+"""Batches of packed documents, given by `position_ids` that restart or by `cu_seqlens`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,7 +36,8 @@ def find_documents(
         return None
     if position_ids is not None and cu_seqlens is not None:
         raise ConfigurationError(
-            "documents-said-twice", "position_ids and cu_seqlens both say where documents begin: give one of them"
+            "documents-said-twice",
+            "got both position_ids and cu_seqlens, which both give the borders of documents: give one of them",
         )
     batch, tokens = like.shape[:2]
     if cu_seqlens is not None:
@@ -51,8 +52,8 @@ def find_documents(
             return None
         raise ConfigurationError(
             "documents-padded",
-            "documents are packed (position_ids or cu_seqlens) and the batch is padded (attention_mask): leave the"
-            " padding out, since packed rows need none",
+            "documents are packed (position_ids or cu_seqlens), but the batch is padded (attention_mask): remove the"
+            " padding, packed rows need none",
         )
     if (rows == ordinary).all():
         return None
@@ -63,8 +64,8 @@ def find_documents(
         before = f" after {laid[wrong[0] - 1]}" if column else " first"
         raise ConfigurationError(
             "position-ids-count",
-            f"position_ids must count the tokens of each document, 0, 1, 2, ..., and start again at 0 with the next;"
-            f" got {laid[wrong[0]]}{before} in row {row}, column {column}",
+            "position_ids must count the tokens of each document, 0, 1, 2, ..., and restart at 0 with the next; got"
+            f" {laid[wrong[0]]}{before} in row {row}, column {column}",
         )
     begins = np.flatnonzero(laid == 0)
     sizes = np.diff(begins, append=laid.size).tolist()

@@ -1,4 +1,4 @@
-"""Rows are made here, of what a call says of its tokens."""
+"""Makes Rows from the arguments of a call."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast, runtime_checkable
@@ -42,12 +42,12 @@ def is_sharded() -> bool:
 
 
 def refuse_shifting(given: str, wanted: str) -> None:
-    """Raises ConfigurationError within `sequence_parallel`: what follows a shard is on another rank."""
+    """Raises ConfigurationError within `sequence_parallel`: the token after a shard is on another rank."""
     if is_sharded():
         raise ConfigurationError(
             "not-shifted",
-            f"{given} must be shifted before a sequence is sharded: give {wanted}, as asterism.parallel.shard makes"
-            " them of whole rows",
+            f"{given} must be shifted before a sequence is sharded: give {wanted}, which asterism.parallel.shard"
+            " makes from whole rows",
         )
 
 
@@ -61,24 +61,24 @@ def rows_of(
     documents: Sequence[int] | None = None,
     cache: CountsTokens | None = None,
 ) -> Rows:
-    """Where tokens [B, N, ...] stand that a layer is given by itself; within `sequence_parallel` those of one shard.
+    """Make the Rows of tokens [B, N, ...] for a single layer; within `sequence_parallel`, of one shard.
 
     positions  int64 [B or 1, N]; -1 for padding, which comes last in its row. By default tokens follow those already
                in the cache, as they always do for the pattern.
     key_mask   bool [B, N]: True where the key may be read
     segments   int [B, N]: a query reads only keys of its own segment
-    lengths    in place of key_mask, how many tokens of each whole row are real; they come first. A pattern whose rule
-               depends on the length is then laid over each row's own.
+    lengths    in place of key_mask, the number of real tokens of each whole row; they come first. A pattern that
+               depends on the length then uses the length of each row.
     documents  lengths of the documents in the batch, through all whole rows laid end to end; each follows the pattern
                by itself
-    cache      the layer's part of a cache, which has seen the tokens before these
+    cache      this layer of a cache, which has seen the tokens before these
 
     Raises ConfigurationError for lengths together with documents or a key_mask.
     """
     check_documents(lengths, documents)
     if lengths is not None and key_mask is not None:
         raise ConfigurationError(
-            "lengths-and-mask", "lengths and key_mask both say which tokens are real: give one of them"
+            "lengths-and-mask", "got both lengths and key_mask, which both tell tokens from padding: give one of them"
         )
     tokens = None
     if cache is not None:
@@ -105,7 +105,7 @@ def rows_of(
 
 
 def kept_rows(tokens: int, attention_mask: Tensor | None) -> Rows | None:
-    """Where so many tokens of a source stand, whose keys a cache has, real ones in front; None where all are real.
+    """Make the Rows of a source with keys in a cache, real tokens first; None if all are real.
 
     attention_mask [B, tokens] of any dtype, 1 for tokens and 0 for padding, as the source was given it
     """
@@ -127,7 +127,7 @@ def find_rows(
     cache: Any = None,
     looks: bool = True,
 ) -> Rows:
-    """Where the tokens [B, N, ...] of a model, of any dtype, stand; the other arguments are those of
+    """Make the Rows of a model's tokens [B, N, ...] of any dtype; the other arguments are those of
     `AsterismModel.forward`.
 
     Within `sequence_parallel`, all ranks call it together, each for the tokens that it holds; cu_seqlens are those of

@@ -1,4 +1,4 @@
-"""What ranks that share rows tell each other, once per call of a model.
+"""The agreement of ranks that share rows, once per call of a model.
 
 All ranks must know how many tokens each holds, how many of a row are real, and where packed documents begin. They say
 so when they agree that all of them were given the same arguments (`asterism.parallel.agreement`).
@@ -167,8 +167,7 @@ def _lengths(held: Integers, shards: Shards) -> tuple[int, ...] | None:
     if (held < 0).any() or (held != filled).any():
         raise ConfigurationError(
             "padding-before-token",
-            "attention_mask has padding before a token, and within sequence_parallel padding comes last in its row: pad"
-            " on the right",
+            "attention_mask has padding before a token, but within sequence_parallel rows must be padded on the right",
         )
     return None if (total == shards.length).all() else tuple(total.tolist())
 

@@ -1,4 +1,4 @@
-"""Padding that changes no real token: which tokens are real, where they stand, and how long each row is.
+"""Padding that changes no real token: finds the real tokens, their positions, and the length of each row.
 
 Patterns count tokens, so a padded batch is packed: the real tokens of each row move to the front, whatever side or
 hole the padding is in, and the results move back. Behind the real tokens, padding is in the future of all of them, and
@@ -80,8 +80,8 @@ def refuse_added(attention_mask: torch.Tensor) -> None:
     if others.numel():
         raise ConfigurationError(
             "mask-values",
-            f"attention_mask holds {float(others[0]):g}, as if it were to be added to the scores; give 1 for tokens and"
-            " 0 for padding",
+            f"attention_mask holds {float(others[0]):g}, like a mask that is added to scores; give 1 for tokens and 0"
+            " for padding",
         )
 
 

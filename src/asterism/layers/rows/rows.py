@@ -1,4 +1,4 @@
-"""One value for where the tokens of a call stand: B rows of N tokens, of which all may lie here, or a stretch of each.
+"""Rows: the positions of the tokens of a call, B rows of N tokens, whole or one shard of each.
 
 Layers, heads and models ask it what they need of whole rows, and never where these lie: attention by a pattern, a mean
 over tokens, a loss. It has two final classes, `RowsHere` and `ShardedRows`.
@@ -20,7 +20,7 @@ from asterism.patterns import Pattern, documents
 
 @dataclass(eq=False)
 class Rows:
-    """Where B rows of N tokens on this device stand. None of the tensors is changed.
+    """The positions of B rows of N tokens on this device. No tensor is changed.
 
     positions  int64 [B or 1, N]: where each token stands among the real ones of its row, or in its document; -1 for
                padding, which comes last
@@ -150,7 +150,7 @@ def check_documents(lengths: Sequence[int] | None, documents: Sequence[int] | No
     """Raises ConfigurationError for both."""
     if lengths is not None and documents is not None:
         raise ConfigurationError(
-            "lengths-and-documents", "lengths of rows and lengths of documents cannot be used together"
+            "lengths-and-documents", "got both lengths of rows and lengths of documents: give one of them"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rows that lie on several devices: every rank holds the same stretch of columns of all rows."""
+"""Rows on several devices: every rank holds the same stretch of columns of all rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

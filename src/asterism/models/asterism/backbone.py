@@ -4,8 +4,8 @@ With causal patterns it is the decoder of Child 2019, with others an encoder in 
 or FNet; the heads stand in files of their own. The usual methods of transformers work: `save_pretrained`,
 `from_pretrained`, gradient checkpointing, the Trainer.
 
-Positions count the real tokens of each row, and the cache remembers how many each row has seen; `position_ids` only say
-where the documents of a packed row begin.
+Positions count the real tokens of each row, and the cache stores how many each row has seen; `position_ids` only mark
+the borders of packed documents.
 """
 
 from collections.abc import Sequence
@@ -120,22 +120,21 @@ class AsterismModel(AsterismPreTrainedModel):
     ) -> BackboneOutput:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
-        input_ids        int64 [B, N], or in their place inputs_embeds [B, N, embedding_size or hidden_size], which are
-                         taken as they are: embedding_scale is for the rows of the table alone
+        input_ids        int64 [B, N]; or instead inputs_embeds [B, N, embedding_size or hidden_size], which are used
+                         unchanged: embedding_scale applies only to rows of the table
         attention_mask   [B, N] or, when the cache has seen S columns, [B, S + N]: 1 for tokens, 0 for padding, on any
-                         side. A padded column returns what the last token before it returns, or 0 without one.
+                         side. A padded column returns the states of the last token before it, or 0 without one.
         token_type_ids   int64 [B, N], by default 0; a model without types takes only 0
         past_key_values  a PatternCache, or an empty DynamicCache, which is given the layers of one; it is extended
         use_cache        make a PatternCache when none is given, and return it
-        dropout_seed     in [0, 2^48), needed in training where attention drops: another one for each step
-        position_ids     int64 [B or 1, N]: 0, 1, 2, ..., and from 0 again where, in a row that holds several documents,
-                         the next one begins; or
-        cu_seqlens       [documents + 1]: where documents begin, and N, as in `attend`, for every row alike. A document
-                         is read as if it stood alone. Neither goes together with padding or a cache.
-        with_rows        whether the output says where the tokens stand, for a head
+        dropout_seed     in [0, 2^48), required in training with attention_dropout: a new one for each step
+        position_ids     int64 [B or 1, N]: 0, 1, 2, ..., restarting at 0 with each document packed into the row; or
+        cu_seqlens       [documents + 1]: borders of documents, as in `attend`, equal in every row. Each document is
+                         read as if it were alone. Neither can be used with padding or a cache.
+        with_rows        whether the output includes the Rows, for a head
 
-        Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, for a cache
-        with patterns that are not causal, and for output_attentions: attention weights are never kept.
+        Raises ConfigurationError for more tokens than the model has positions, for a cache of another kind, for a cache
+        with patterns that are not causal, and for output_attentions: attention weights are never stored.
         """
         self._refuse_unknown({"output_attentions": output_attentions})
         embedded = self._embed(input_ids, inputs_embeds, token_type_ids)
@@ -165,7 +164,9 @@ class AsterismModel(AsterismPreTrainedModel):
         if self.embed_types is None:
             if token_type_ids is not None and token_type_ids.any():
                 raise ConfigurationError(
-                    "no-token-types", "token_type_ids holds types, and this model has none (type_vocab_size 0)"
+                    "no-token-types",
+                    "token_type_ids has types above 0, but this model has no token types (type_vocab_size 0):"
+                    " leave it out",
                 )
             return embedded
         types = self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids)
@@ -236,7 +237,7 @@ class AsterismModel(AsterismPreTrainedModel):
         return {"bias" if isinstance(self.relative, BucketedPositions) else "relative": self.relative()}
 
     def span_penalty(self) -> torch.Tensor | None:
-        """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty.
+        """The loss of adaptive spans: the sum over the layers of their mean span, times the penalty.
 
         A scalar in the dtype of the weights; None without adaptive spans.
         """
@@ -268,8 +269,8 @@ class AsterismModel(AsterismPreTrainedModel):
         if seed is None:
             raise ConfigurationError(
                 "dropout-seed-missing",
-                f"a model with attention_dropout {rate} is trained with forward(dropout_seed=...), another whole number"
-                " for each step: give one, set attention_dropout to 0, or call model.eval() for anything but training",
+                f"training with attention_dropout {rate} needs forward(dropout_seed=...), a new whole number in each"
+                " step: give one, set attention_dropout to 0, or call model.eval()",
             )
         if not isinstance(seed, int) or not 0 <= seed < _LAYER:
             raise ConfigurationError(
@@ -311,8 +312,8 @@ class AsterismModel(AsterismPreTrainedModel):
         if len(own_layers) != len(self.layers):
             raise ConfigurationError(
                 "foreign-cache",
-                f"past_key_values is a {type(past_key_values).__name__} that does not know which keys the patterns of"
-                " this model still need; pass a PatternCache(model.config), or nothing",
+                f"past_key_values is of type {type(past_key_values).__name__}, which cannot forget by the patterns of"
+                " this model; pass a PatternCache(model.config), or nothing",
             )
         return past_key_values
 

@@ -1,4 +1,4 @@
-"""What all Asterism models share: initialisation, and what their losses take."""
+"""The base of all Asterism models: initialisation, and arguments of their losses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -44,8 +44,8 @@ class AsterismPreTrainedModel(PreTrainedModel):
             if name not in self.loss_arguments and value is not None and value is not False:
                 raise ConfigurationError(
                     "unknown-argument",
-                    f"{type(self).__name__}.forward has no argument {name!r}; positions count the tokens of"
-                    " attention_mask, and attention weights are never kept",
+                    f"{type(self).__name__}.forward has no argument {name!r}: positions come from attention_mask, and"
+                    " attention weights are never stored",
                 )
 
     def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a stack is made of, by its configuration: blocks, their mixers, norms, and positions."""
+"""The parts of a stack, made from its configuration: blocks, their mixers, norms, and positions."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The configuration of an Asterism model: the fields of `asterism.shape`, and the patterns as text.
 
-A configuration is plain data. What a file holds always loads, so that it can be looked at and repaired. What cannot
-work is refused by the constructor where one field alone shows it, and otherwise when a model is built.
+A configuration is plain data. Every file loads, so that it can be inspected and repaired. The constructor refuses a
+field that cannot work by itself; building a model refuses the rest.
 """
 
 import copy
@@ -32,16 +32,16 @@ class _FromTable(PreTrainedConfig):
 
 
 class AsterismConfig(_FromTable):
-    """What a transformer with sparse attention is made of; it is causal when its patterns are.
+    """The configuration of a transformer with sparse attention; it is causal if its patterns are.
 
-    With `decoder_mixers` it is an encoder-decoder: `mixers` is about the encoder, and all other fields are about both
-    but for those that name one of them. Types, global tokens and global projections are the encoder's.
+    With `decoder_mixers` it is an encoder-decoder: `mixers` is for the encoder, and all other fields are for both,
+    except those that name one of them. Types, global tokens and global projections belong to the encoder.
 
     Defaults that depend on other fields are filled in at once, so they can be read. A Pattern or Schedule in `mixers`
     is turned into its text, which is read when a model is built.
 
     Raises ConfigurationError for an argument that looks like a misspelt field and for a value that no model can have.
-    What is read from a file or a dictionary (`from_pretrained`, `from_dict`) always loads; then the model refuses it.
+    Files and dictionaries (`from_pretrained`, `from_dict`) always load; then building the model raises the error.
     """
 
     model_type = "asterism"
@@ -111,7 +111,7 @@ class AsterismConfig(_FromTable):
         return written | {name: in_full(written[name]) for name in MIXERS if written.get(name) is not None}
 
     def layer_mixers(self) -> tuple[Mixer, ...]:
-        """What mixes the tokens of each layer.
+        """The mixer of each layer.
 
         Raises PatternError for a text that cannot be read, ConfigurationError for a list whose length is not the number
         of layers.
@@ -119,20 +119,20 @@ class AsterismConfig(_FromTable):
         return layer_mixers(self.mixers, self.num_hidden_layers)
 
     def mixer_counts(self) -> dict[Mixer, int]:
-        """How many layers each mixer has. Raises what `layer_mixers` raises."""
+        """Number of layers of each mixer. Raises the errors of `layer_mixers`."""
         return mixer_counts(self.mixers, self.num_hidden_layers)
 
     def layer_patterns(self) -> list[Pattern]:
-        """The pattern that each layer reads by, for what needs one in every layer, such as a cache.
+        """The pattern of each layer, for users that need one in every layer, such as a cache.
 
-        Raises what `layer_mixers` raises, and ConfigurationError when a layer mixes without a pattern or when
-        relative_span limits one that is not causal.
+        Raises the errors of `layer_mixers`, and ConfigurationError if a layer has no pattern or relative_span limits
+        one that is not causal.
         """
         read = {mixer: self.pattern_of(mixer) for mixer in self.mixer_counts()}
         return [read[mixer] for mixer in self.layer_mixers()]
 
     def pattern_of(self, mixer: Mixer) -> Pattern:
-        """The pattern that layers with this mixer read by. Raises what `layer_patterns` raises."""
+        """The pattern of layers with this mixer. Raises the errors of `layer_patterns`."""
         if isinstance(mixer, Fourier):
             raise ConfigurationError("reads-future", NOT_CAUSAL)
         return mixer if self.relative_span is None else within_span(mixer, self.relative_span)
@@ -148,7 +148,7 @@ class AsterismConfig(_FromTable):
     def decoder_config(self) -> Self:
         """The decoder alone, without its cross attention, as the configuration of a causal model.
 
-        Raises ConfigurationError when there is none.
+        Raises ConfigurationError if the configuration has no decoder.
         """
         if self.decoder_mixers is None:
             raise ConfigurationError(
@@ -164,22 +164,23 @@ class AsterismConfig(_FromTable):
         return decoder
 
     def require_one_stack(self, model: str) -> None:
-        """Raises ConfigurationError where a model of one stack is to be built of an encoder-decoder."""
+        """Raises ConfigurationError for an encoder-decoder, where a model of one stack is built."""
         if self.decoder_mixers is not None:
             raise ConfigurationError(
                 "has-decoder",
-                f"{model} has one stack, and this configuration has a decoder (decoder_mixers={self.decoder_mixers!r}):"
-                " build AsterismForConditionalGeneration, or give encoder_config() or decoder_config() of it",
+                f"{model} has one stack, but this configuration has a decoder"
+                f" (decoder_mixers={self.decoder_mixers!r}): build AsterismForConditionalGeneration, or pass"
+                " config.encoder_config() or config.decoder_config()",
             )
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
-        """What transformers asks for one side of an encoder-decoder: that side; otherwise the configuration itself."""
+        """One side of an encoder-decoder, for transformers; otherwise the configuration itself."""
         if self.decoder_mixers is None or bool(decoder) == bool(encoder):
             return self
         return self.decoder_config() if decoder else self.encoder_config()
 
     def cross_patterns(self) -> list[Pattern]:
-        """Which tokens of the source each layer of the decoder reads. Raises what `layer_mixers` raises."""
+        """The pattern of cross attention of each decoder layer. Raises the errors of `layer_mixers`."""
         self._check_cross()
         return list(layer_mixers(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers))  # type: ignore[arg-type]
 
@@ -188,11 +189,12 @@ class AsterismConfig(_FromTable):
             if isinstance(mixer, Fourier):
                 raise ConfigurationError(
                     "cross-needs-patterns",
-                    "cross_mixers must be patterns, and fourier() is none: it mixes the tokens of one sequence",
+                    "cross_mixers must be patterns, but fourier() is not a pattern: it mixes the tokens of one"
+                    " sequence",
                 )
 
     def require_causal(self) -> None:
-        """Raises ConfigurationError or PatternError for what a causal model cannot have."""
+        """Raises ConfigurationError or PatternError for fields that a causal model cannot have."""
         for pattern in dict.fromkeys(map(self.pattern_of, self.mixer_counts())):
             require_causal(pattern)
         for name in ("global_tokens", "global_projections"):
@@ -210,24 +212,23 @@ class AsterismConfig(_FromTable):
 
     @property
     def positions_end(self) -> bool:
-        """Whether no more than max_position_embeddings tokens can be read: each has a position in a table."""
+        """Whether at most max_position_embeddings tokens can be read, because positions come from a table."""
         return self.position_type in ("learned", "factorised")
 
     def check(self) -> None:
-        """Raises ConfigurationError for values that no model can have; layers check what concerns only them."""
+        """Raises ConfigurationError for values that no model can have; layers check their own fields."""
         check_values(vars(self))
         if (self.position_shape is not None) != (self.position_type == "factorised"):
             raise ConfigurationError(
                 "position-shape-unused",
-                f"position_shape belongs to position_type 'factorised', which needs it;"
-                f" got position_type {self.position_type!r} and position_shape {self.position_shape}",
+                "position_shape and position_type 'factorised' need each other, got position_type"
+                f" {self.position_type!r} and position_shape {self.position_shape}",
             )
         if (self.relative_span is not None) != (self.position_type == "relative" or self.adaptive_span):
             raise ConfigurationError(
                 "relative-span-unused",
-                f"relative_span belongs to position_type 'relative' and to adaptive_span, which need it;"
-                f" got position_type {self.position_type!r}, adaptive_span {self.adaptive_span}"
-                f" and relative_span {self.relative_span}",
+                "relative_span needs position_type 'relative' or adaptive_span, and both need it; got position_type"
+                f" {self.position_type!r}, adaptive_span {self.adaptive_span} and relative_span {self.relative_span}",
             )
         if self.position_type == "buckets" and (
             self.relative_buckets % 4 or self.relative_max_distance <= self.relative_buckets // 2
@@ -256,18 +257,18 @@ class AsterismConfig(_FromTable):
             return
         if not all(mixer.has_pairs for mixer in self.mixer_counts()):
             raise ConfigurationError(
-                "tied-fourier", "tie_encoder_decoder needs weights in every mixer, and fourier() has none"
+                "tied-fourier", "tie_encoder_decoder needs weights in every mixer, but fourier() has no weights"
             )
         for name in ("num_hidden_layers", "max_position_embeddings"):
             if getattr(self, name) != getattr(decoder, name):
                 raise ConfigurationError(
                     "tied-stacks-differ",
-                    f"tie_encoder_decoder needs stacks of one shape: {name} is {getattr(self, name)} in the encoder"
+                    f"tie_encoder_decoder needs stacks of equal shape: {name} is {getattr(self, name)} in the encoder"
                     f" and {getattr(decoder, name)} in the decoder",
                 )
         if not self.share_embeddings:
             raise ConfigurationError(
-                "tied-embeddings", "tie_encoder_decoder ties the embeddings, too: leave share_embeddings at True"
+                "tied-embeddings", "tie_encoder_decoder ties the embeddings too: leave share_embeddings at True"
             )
 
     def _check_block(self) -> None:
@@ -275,42 +276,42 @@ class AsterismConfig(_FromTable):
         attends = [mixer.has_pairs for mixer in self.mixer_counts()]
         if self.block == "all_attention":
             refused = {
-                "no feed-forward layer, so fourier() cannot be its mixer": not all(attends),
-                "no bias in its attention: set attention_bias=False": self.attention_bias,
-                "persistent vectors: set persistent_vectors to 1 or more": self.persistent_vectors == 0,
-                "no rotary positions: use position_type 'relative', 'learned', 'factorised' or 'none'": (
+                "has no feed-forward layer, so fourier() cannot be its mixer": not all(attends),
+                "takes no bias in its attention: set attention_bias=False": self.attention_bias,
+                "needs persistent vectors: set persistent_vectors to 1 or more": self.persistent_vectors == 0,
+                "takes no rotary positions: use position_type 'relative', 'learned', 'factorised' or 'none'": (
                     self.position_type == "rotary"
                 ),
-                "no global_projections": self.global_projections is not None,
-                "no buckets: use position_type 'relative', 'learned', 'factorised' or 'none'": (
+                "takes no global_projections": self.global_projections is not None,
+                "takes no buckets: use position_type 'relative', 'learned', 'factorised' or 'none'": (
                     self.position_type == "buckets"
                 ),
-                "no attention_scale: leave it out": self.attention_scale is not None,
-                "values as wide as its hidden states: leave value_dim out": self.value_dim != self.hidden_size,
-                "no feed-forward layer, so it can have no gate": self.gated_feed_forward,
+                "takes no attention_scale: leave it out": self.attention_scale is not None,
+                "needs values as wide as its hidden states: leave value_dim out": self.value_dim != self.hidden_size,
+                "has no feed-forward layer, so it takes no gate": self.gated_feed_forward,
             }
         else:
             refused = {
-                "no persistent_vectors: they are for block 'all_attention'": self.persistent_vectors > 0,
-                "no adaptive_span: it is for block 'all_attention'": self.adaptive_span,
-                "no relative positions: they are for block 'all_attention'": self.position_type == "relative",
-                "no buckets where global_projections are: these read every key, however far": (
+                "takes no persistent_vectors: they are for block 'all_attention'": self.persistent_vectors > 0,
+                "takes no adaptive_span: it is for block 'all_attention'": self.adaptive_span,
+                "takes no relative positions: they are for block 'all_attention'": self.position_type == "relative",
+                "takes no buckets together with global_projections, which read keys at any distance": (
                     self.position_type == "buckets" and self.global_projections is not None
                 ),
             }
             if not any(attends):
                 refused |= {
-                    f"only fourier() for its mixers, which knows no {self.position_type} positions": (
+                    f"has only fourier() mixers, which support no {self.position_type} positions": (
                         self.position_type in ("rotary", "buckets")
                     ),
-                    "only fourier() for its mixers, which knows no attention_dropout": self.attention_dropout > 0,
-                    "only fourier() for its mixers, which knows no global_projections": (
+                    "has only fourier() mixers, which support no attention_dropout": self.attention_dropout > 0,
+                    "has only fourier() mixers, which support no global_projections": (
                         self.global_projections is not None
                     ),
                 }
         for reason, holds in refused.items():
             if holds:
-                raise ConfigurationError("block-field", f"block {self.block!r} has {reason}")
+                raise ConfigurationError("block-field", f"block {self.block!r} {reason}")
 
 
 def _texts(mixers: Any) -> str | list[str]:

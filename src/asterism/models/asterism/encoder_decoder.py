@@ -1,4 +1,4 @@
-"""An encoder, and a decoder that reads what it gives: an AsterismModel each, with cross attention in the second."""
+"""An encoder, and a decoder that reads its output: an AsterismModel each, with cross attention in the decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         if self.shared is None:
             raise ConfigurationError(
                 "embeddings-not-shared",
-                "encoder and decoder have embeddings of their own (share_embeddings=False): set each by itself",
+                "encoder and decoder have separate embeddings (share_embeddings=False): set each one separately",
             )
         self.encoder.embed_tokens = self.decoder.embed_tokens = cast(nn.Embedding, value)
 
@@ -210,7 +210,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         if not isinstance(past, EncoderDecoderCache):
             raise ConfigurationError(
                 "foreign-cache",
-                f"past_key_values is a {type(past).__name__}, which has no place for the keys of a source; pass an"
+                f"past_key_values is of type {type(past).__name__}, which cannot hold the keys of a source; pass an"
                 " EncoderDecoderPatternCache(model.config), or nothing",
             )
         return past

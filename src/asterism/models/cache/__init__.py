@@ -1,1 +1,1 @@
-"""What is kept between calls of a model that generates."""
+"""The caches of a model that generates."""

@@ -1,12 +1,12 @@
-"""A layer of the cache: for each group of heads, slots that are used again once no query can read what they hold.
+"""A layer of the cache: for each group of heads, slots that are reused once no query can read their keys.
 
 Which slot takes which key, and when it is free again, follows from the pattern and the position alone
 (`asterism.compiler.slots`): a window goes round in a ring, `fixed` keeps the present block and the summary cells,
 `strided` everything. So all layers and rows share one plan, which is known on the host: a token costs no
 synchronisation, no copy of what is kept, and no question to the pattern.
 
-Heads that keep different keys have slots of their own. A slot stays as it is for `restorable` tokens after its key was
-last read, so as many of the last tokens can be taken back (`crop`).
+Heads that keep different keys have slots of their own. A slot stays unchanged for `restorable` tokens after the last
+read of its key, so the last `restorable` tokens can be removed again (`crop`).
 
 Invariant: a slot that a query may read holds the key at the position that the plan says, whatever was taken back.
 """
@@ -169,7 +169,7 @@ class PatternCacheLayer(CacheLayerMixin):
             )
         if tokens.before is not self.seen and tokens.before != self.seen:
             raise ConfigurationError(
-                "cache-order", f"the cache has seen {self.seen}, and the new tokens come after {tokens.before}"
+                "cache-order", f"the cache has seen {self.seen}, but the new tokens follow {tokens.before}"
             )
         lengths = tokens.after.lengths
         longest = lengths if isinstance(lengths, int) else max(lengths)
@@ -185,8 +185,8 @@ class PatternCacheLayer(CacheLayerMixin):
         """Refused with ConfigurationError: keys without their positions cannot be told apart; `extend` takes both."""
         raise ConfigurationError(
             "cache-update",
-            "a PatternCache keeps keys together with their positions;"
-            " call `layer.extend(keys, values, layer.new_tokens(count))` of `cache.layers[i]`",
+            "a PatternCache stores keys together with their positions; call `layer.extend(keys, values,"
+            " layer.new_tokens(count))` of `cache.layers[i]`",
         )
 
     @property
@@ -242,12 +242,13 @@ class PatternCacheLayer(CacheLayerMixin):
         if not 0 <= count <= columns:
             raise ConfigurationError(
                 "crop-count",
-                f"crop({tokens_to_remove}) of {columns} tokens: give minus the number of tokens to take back",
+                f"crop({tokens_to_remove}) of {columns} tokens: give minus the number of tokens to remove",
             )
         if count and columns - count < padded:
             raise ConfigurationError(
                 "crop-padding",
-                f"crop({tokens_to_remove}) would take back padding: only the {columns - padded} tokens after it can be",
+                f"crop({tokens_to_remove}) would remove padding: only the {columns - padded} tokens after it can be"
+                " removed",
             )
         rows = (lengths,) if isinstance(lengths, int) else lengths
         if excess + count > self.restorable and not all(
@@ -255,8 +256,8 @@ class PatternCacheLayer(CacheLayerMixin):
         ):
             raise ConfigurationError(
                 "crop-forgotten",
-                f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern} has forgotten:"
-                f" it remembers {self.restorable - excess} tokens (PatternCache(..., restorable=n) for n)",
+                f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern} has forgotten: at"
+                f" most {self.restorable - excess} tokens can be removed (PatternCache(..., restorable=n) allows n)",
             )
         less = lengths - count if isinstance(lengths, int) else tuple(length - count for length in lengths)
         return Seen(less, columns - count, padded, excess + count)

@@ -1,4 +1,4 @@
-"""A cache that lies where the keys were made: every rank keeps those of its shard that are still read.
+"""A sharded cache: every rank keeps the keys of its shard that can still be read.
 
 The query of a new token goes to all ranks, as the token itself does: all of them compute it. Each answers with the keys
 that it keeps, and the answers merge by log-sum-exp. A new token's own keys are kept by one rank, each in turn, so that

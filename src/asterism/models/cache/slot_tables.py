@@ -1,4 +1,4 @@
-"""Where the keys of new tokens go and which slots they read, as tensors: once for all layers that share a plan.
+"""The slots that new tokens write and read, as tensors: once for all layers that share a plan.
 
 Inside torch.compile the tables stay outside the graph: an operator looks the position up when the graph runs, so that
 the graph of one token is that of the next.

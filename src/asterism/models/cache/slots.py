@@ -163,6 +163,6 @@ class _Remembered(torch.autograd.Function):
     def backward(context: Any, *gradients: torch.Tensor | None) -> Any:
         raise ConfigurationError(
             "cache-not-differentiable",
-            "a PatternCache keeps keys and values, not how they were computed, so nothing after the first tokens can be"
-            " differentiated; call the model without a cache (use_cache=False)",
+            "a PatternCache stores keys and values without their gradients, so only the first call is"
+            " differentiable; call the model without a cache (use_cache=False)",
         )

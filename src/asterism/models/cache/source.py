@@ -1,4 +1,4 @@
-"""The cache of an encoder-decoder: what the decoder's own attention keeps, and the keys of the source.
+"""The cache of an encoder-decoder: the keys of the decoder's self-attention, and those of the source.
 
 The first forgets, as any PatternCache. The second is filled by the first tokens and stays as it is: what a source gives
 is the same for every token that is generated.
@@ -125,7 +125,7 @@ def own_caches(past: EncoderDecoderCache, config: AsterismConfig) -> tuple[Cache
     if not (cross.layers and all(isinstance(layer, SourceLayer) for layer in cross.layers)):
         raise ConfigurationError(
             "source-not-filled",
-            f"past_key_values holds a {type(cross).__name__} for the source, which this model did not fill; pass an"
+            f"past_key_values holds a source of type {type(cross).__name__} that this model did not fill; pass an"
             " EncoderDecoderPatternCache(model.config), or nothing",
         )
     own: Cache = past.self_attention_cache

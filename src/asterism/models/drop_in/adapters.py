@@ -121,6 +121,6 @@ def _follow(model: PreTrainedModel, config: Any) -> None:
     ):
         raise ConfigurationError(
             "adapter-of-other-pattern",
-            f"the adapter was trained with the pattern {pattern}, and the model follows"
-            f" {model.config.asterism_pattern}; put it on a model without a pattern, or with that of the adapter",
+            f"the adapter was trained with the pattern {pattern}, but the model has {model.config.asterism_pattern};"
+            " use a model without a pattern, or with that of the adapter",
         )

@@ -75,7 +75,8 @@ def pattern_attention(
     tokens = require_tokens(attention_mask, module)
     if is_causal is not None and is_causal != tokens.causal:
         raise ConfigurationError(
-            "mask-contradicts-causal", f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}"
+            "mask-contradicts-causal",
+            f"attention got is_causal={is_causal}, but the model's mask has is_causal={tokens.causal}",
         )
     intersects = sliding_window is not None and read_native_window(module.config) == "intersect"
     if intersects and tokens.window is None:
@@ -91,8 +92,8 @@ def pattern_attention(
     if is_sharded():
         raise ConfigurationError(
             "no-mask-in-shards",
-            f"{type(module).__name__} is given no mask by its model, so within sequence_parallel it knows nothing of"
-            " other ranks",
+            f"{type(module).__name__} gets no mask from its model, so within sequence_parallel it cannot read the"
+            " tokens of other ranks",
         )
     if documents is not None:
         _check_documents(key, tokens, query.shape[2], pattern_cache)
@@ -157,8 +158,8 @@ def _attend_shard(
     if asked.terms is not None and asked.terms.bias is not None:
         raise ConfigurationError(
             "bias-in-shards",
-            "the model makes a bias of positions for the tokens of one rank, which within sequence_parallel does not"
-            " know where they stand",
+            "the model computes its position bias from the tokens of one rank alone, which is wrong within"
+            " sequence_parallel: run it without sequence_parallel",
         )
     call, causal = asked.tokens.call, asked.tokens.causal
     assert call is not None
@@ -249,9 +250,8 @@ def _check_documents(key: torch.Tensor, tokens: LayerTokens, new: int, cache: Pa
     if cache is not None or tokens.seen or tokens.real is not None:
         raise ConfigurationError(
             "packed-with-cache",
-            "documents packed into a row (position_ids that start again, cu_seq_lens_q) come without a cache and"
-            " without padding: set use_cache=False, in the call or in the model's configuration, and leave out"
-            " attention_mask",
+            "documents packed into a row (position_ids that restart, cu_seq_lens_q) take no cache and no padding:"
+            " set use_cache=False, in the call or in the model's configuration, and leave out attention_mask",
         )
     _check_keys(key, tokens, new)
 
@@ -264,8 +264,8 @@ def _check_seen(by_layer: int, by_model: int) -> None:
     if unequal:
         raise ConfigurationError(
             "cache-of-other-layer",
-            f"the cache has seen {by_model} tokens, but the part of it for this layer {by_layer}: it belongs to a model"
-            " of fewer layers; pass a PatternCache(), or nothing",
+            f"the cache has seen {by_model} tokens, but its part for this layer {by_layer}: it belongs to a model of"
+            " fewer layers; pass a PatternCache(), or nothing",
         )
 
 

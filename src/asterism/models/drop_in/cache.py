@@ -76,8 +76,8 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
     if layer is not None and layer.get_seq_length() == named["attention_mask"].seen:
         raise ConfigurationError(
             "arguments-kept",
-            f"{type(module).__name__} keeps its arguments from the attention function, so no cache can follow the"
-            " pattern; call the model with use_cache=False",
+            f"{type(module).__name__} does not pass its arguments to the attention function, so no cache can follow"
+            " the pattern; call the model with use_cache=False",
         )
 
 
@@ -90,8 +90,8 @@ def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer
     if layer.pattern.text != text:
         raise ConfigurationError(
             "cache-of-other-pattern",
-            f"past_key_values forgets by the pattern {layer.pattern}, but layer {number} reads by {text};"
-            " pass a PatternCache(), or nothing",
+            f"past_key_values is for the pattern {layer.pattern}, but layer {number} has {text}; pass a"
+            " PatternCache(), or nothing",
         )
     return layer
 

@@ -1,4 +1,4 @@
-"""Packed batches: several documents in a row, told by their boundaries or by positions that start again.
+"""Packed batches: several documents in a row, marked by their borders or by positions that restart.
 
 Transformers says so in three ways: `cu_seq_lens_q`, which its collators write for Flash Attention; `position_ids`,
 which models hand on to attention; and a mask that keeps documents apart, which models make of these `position_ids`.
@@ -59,8 +59,8 @@ def from_mask(reads: Callable[..., torch.Tensor], rows: int, tokens: int, device
     if bool(ahead.any()):
         raise ConfigurationError(
             "mask-reads-future",
-            "the model's mask lets some tokens read the future, as for the tokens of an image, and a pattern cannot be"
-            " laid over it; give text alone",
+            "the model's mask lets some tokens read the future, as for the tokens of an image, which a pattern"
+            " cannot follow; give text only",
         )
     return _lengths(follows)
 

@@ -1,4 +1,4 @@
-"""`config.asterism_pattern`: which pattern a transformers model follows, kept in its configuration as text.
+"""`config.asterism_pattern`: the pattern of a transformers model, stored in its configuration as text.
 
 The field is what makes a pattern last. It travels through `save_pretrained`, `config.json` and `from_pretrained`
 together with the name of the attention implementation, which transformers reads from a configuration but does not
@@ -118,9 +118,9 @@ def require_native_window(config: PreTrainedConfig, window: int) -> None:
     if WINDOW_FIELD not in vars(config):
         raise ConfigurationError(
             "native-window-unsaid",
-            f"the model has a window of {window} tokens of its own; say what becomes of it, use_pattern(model, pattern,"
-            ' native_window="intersect") to read what both the pattern and the window allow, or native_window="replace"'
-            " to read by the pattern alone",
+            f'the model has its own window of {window} tokens: use_pattern(model, pattern, native_window="intersect")'
+            ' reads where both the window and the pattern allow, native_window="replace" follows the pattern alone;'
+            " choose one",
         )
 
 

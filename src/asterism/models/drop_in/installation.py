@@ -1,4 +1,4 @@
-"""What importing `asterism.models` changes in transformers and PEFT, all of it here."""
+"""All changes that importing `asterism.models` makes in transformers and PEFT."""
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -19,7 +19,7 @@ def install() -> None:
     - Of PEFT, once it is imported: `PeftConfig.to_dict`, `PeftConfig.from_peft_type`, `PeftModel.save_pretrained` and
       `BaseTuner.__init__` keep the pattern of an adapter's model. PEFT is looked for again whenever a model is built.
 
-    A model without a pattern does what it did before.
+    A model without a pattern works as before.
     """
     PatternField.register()
     restore_when_built(PreTrainedModel)

@@ -26,7 +26,7 @@ _KINDS: dict[str, Kind] = {"sliding_attention": "window", "chunked_attention": "
 
 
 def native_patterns(model: PreTrainedModel) -> tuple[Pattern, ...]:
-    """The pattern that each layer of a model has by itself, first to last, as its configuration says.
+    """List the model's own pattern of each layer, first to last, as read from its configuration.
 
     Raises ConfigurationError for a model that cannot follow patterns, and for a configuration that contradicts itself.
     """
@@ -74,7 +74,7 @@ def with_native(given: str | Sequence[Pattern | str], own: Sequence[Pattern]) ->
     """
     if not isinstance(given, str) and len(given) != len(own):
         raise ConfigurationError(
-            "patterns-per-layer", f"{len(given)} patterns are listed for {len(own)} layers; give one per layer"
+            "patterns-per-layer", f"{len(given)} patterns were given for {len(own)} layers; give one per layer"
         )
     texts = []
     for number, pattern in enumerate(own):
@@ -90,9 +90,9 @@ def require_local(locals_: Sequence[Local | None], model: PreTrainedModel) -> No
         whole = "causal()" if is_causal(model, find_attention(model)) else "dense()"
         raise ConfigurationError(
             "no-native-pattern",
-            f"{type(model).__name__} has no window and no chunks of its own: each token reads {whole}; give it a"
-            f' pattern, use_pattern(model, "window(left=1023)"), or use_pattern(model, "{whole}") for its own by our'
-            " kernels",
+            f"{type(model).__name__} has no window and no chunks: each token reads {whole}; give it a pattern,"
+            f' use_pattern(model, "window(left=1023)"), or use_pattern(model, "{whole}") for the same attention by'
+            " Asterism's kernels",
         )
 
 
@@ -107,9 +107,9 @@ def check_asked(number: int, local: Local | None, asked: int | None) -> None:
         seen = "no window" if asked is None else f"a window of {asked}"
         raise ConfigurationError(
             "native-not-followed",
-            f"layer {number} asks its mask for {seen} tokens, but the configuration says {said}; take"
-            ' use_pattern(model, "causal()", native_window="intersect") ("dense()" for an encoder), which follows the'
-            " mask",
+            f"layer {number} requests a mask of {seen} tokens, but the configuration has {said}; call"
+            ' use_pattern(model, "causal()", native_window="intersect") ("dense()" for an encoder), which follows'
+            " the mask",
         )
 
 

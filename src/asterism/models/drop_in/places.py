@@ -1,4 +1,4 @@
-"""Where a model of transformers computes attention, and why a pattern cannot be laid over some models.
+"""Finds where a model of transformers computes attention, and why some models cannot follow a pattern.
 
 A place is an attention module with its number among the model's layers. Everything here looks only; what it refuses, it
 refuses before anything has changed, in terms of the model and of what its user can do.
@@ -69,8 +69,8 @@ def find_attention(model: PreTrainedModel) -> list[Any]:
     if len(stacks) > 1:
         raise ConfigurationError(
             "several-kinds-of-attention",
-            f"{_a(model)} has attention of several kinds ({', '.join(stacks)}), and a pattern is for one stack of"
-            " layers of self-attention; give it to a part of the model that has one",
+            f"{_a(model)} has attention of several kinds ({', '.join(stacks)}), but a pattern is for one stack of"
+            " self-attention layers; give it to a part of the model with one such stack",
         )
     return _in_order(model, named)
 
@@ -130,39 +130,38 @@ def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
     if not named:
         raise ConfigurationError(
             "own-attention",
-            f"{_a(model)} computes its attention itself, not through the AttentionInterface of transformers, so no"
-            " pattern can take the place of its mask; take a model that does, such as Llama, GPT-2, BERT or ModernBERT",
+            f"{_a(model)} computes its attention itself, not through the AttentionInterface of transformers, so a"
+            " pattern cannot replace its mask; use a model that does, such as Llama, GPT-2, BERT or ModernBERT",
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigurationError(
             "encoder-decoder-model",
-            f"{_a(model)} is an encoder with a decoder, or shares its configuration with one (is_encoder_decoder), and"
-            " a pattern is for one stack of layers of self-attention; take a model of one, such as T5EncoderModel for"
-            " the encoder of T5",
+            f"{_a(model)} is an encoder with a decoder, or shares its configuration with one (is_encoder_decoder),"
+            " but a pattern is for one stack of self-attention layers; use a model of one stack, such as"
+            " T5EncoderModel for the encoder of T5",
         )
     if any(module.config is not config for module in named.values()):
         raise ConfigurationError(
             "several-models",
-            f"{_a(model)} is made of several models; give the pattern to one of them{_parts(model, named)}",
+            f"{_a(model)} consists of several models; give the pattern to one of them{_parts(model, named)}",
         )
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS):
         raise ConfigurationError(
             "other-mixers",
-            f"{_a(model)} mixes tokens by more than attention (layers of type {', '.join(others)}), which no pattern"
-            " restricts; take a model of attention only",
+            f"{_a(model)} has layers other than attention (of type {', '.join(others)}), which a pattern cannot"
+            " restrict; use a model of attention only",
         )
     if _has_own_mask(type(model)):
         raise ConfigurationError(
             "own-mask",
-            f"{_a(model)} makes a mask of its own, where a pattern would take its place and the mask be lost; no"
-            " pattern can be given to it",
+            f"{_a(model)} builds its own mask, which a pattern would replace and lose; it cannot take a pattern",
         )
     for field, meaning in _UNFIT.items():
         if getattr(config, field, None):
             raise ConfigurationError(
                 "unsupported-field",
-                f"{_a(model)} {meaning} ({field} in its configuration), and a pattern is for layers of self-attention"
-                " with keys of their own",
+                f"{_a(model)} {meaning} ({field} in its configuration), but a pattern is for layers of self-attention"
+                " that compute their own keys",
             )
 
 
@@ -172,20 +171,20 @@ def _check_interface(model: PreTrainedModel, name: str, module: Any) -> None:
     if not interface.mask_as_is:
         raise ConfigurationError(
             "mask-inside-attention",
-            f"{_a(model)} changes its mask inside attention ({type(module).__name__}), where a pattern would take its"
-            " place and the change be lost; no pattern can be given to it",
+            f"{_a(model)} changes its mask inside attention ({type(module).__name__}), and a pattern would lose that"
+            " change; it cannot take a pattern",
         )
     if unknown := sorted(interface.arguments - KNOWN_ARGUMENTS):
         raise ConfigurationError(
             "unknown-attention-argument",
-            f"{_a(model)} gives its attention {', '.join(unknown)} ({name}), which changes its scores or who is read"
-            " in a way that a pattern does not know; no pattern can be given to it",
+            f"{_a(model)} passes {', '.join(unknown)} to its attention ({name}), which changes scores or masks in a"
+            " way that a pattern cannot follow; it cannot take a pattern",
         )
     if interface.calls > 1:
         raise ConfigurationError(
             "attends-twice",
-            f"{_a(model)} attends more than once in each layer ({type(module).__name__}), and a pattern and its cache"
-            " are for one attention per layer; no pattern can be given to it",
+            f"{_a(model)} attends more than once in each layer ({type(module).__name__}), but a pattern and its cache"
+            " are for one attention per layer; it cannot take a pattern",
         )
 
 
@@ -199,8 +198,8 @@ def _in_order(model: PreTrainedModel, named: dict[str, Any]) -> list[Any]:
         seen = ", ".join(str(number) for number in sorted(numbers))
         raise ConfigurationError(
             "attention-in-some-layers",
-            f"{_a(model)} has {layers} layers, but attention that a pattern can be laid over only in layers {seen};"
-            " a pattern needs it in every layer",
+            f"{_a(model)} has {layers} layers, but only layers {seen} have attention that can follow a pattern; every"
+            " layer needs it",
         )
     return [module for _, module in sorted(zip(numbers, modules, strict=True), key=lambda pair: pair[0])]
 

@@ -103,8 +103,8 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> Mo
     if model.config._attn_implementation != IMPLEMENTATION:
         raise ConfigurationError(
             "not-a-pattern-model",
-            f"{type(model).__name__} attends by {model.config._attn_implementation!r}, which knows no shards: within"
-            " sequence_parallel it needs use_pattern",
+            f"{type(model).__name__} attends by {model.config._attn_implementation!r}, which cannot read shards:"
+            " within sequence_parallel call use_pattern(model, ...) first",
         )
     _check_arguments(model, given, signature)
     labels, items = _take_labels(model, given), given.pop("num_items_in_batch", None)
@@ -121,7 +121,7 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> Mo
     if 0 in (sizes := rows.shards.sizes):
         raise ConfigurationError(
             "rank-without-tokens",
-            f"{type(model).__name__} needs a token on every rank, and rank {sizes.index(0)} holds 0 of {sum(sizes)}:"
+            f"{type(model).__name__} needs a token on every rank, but rank {sizes.index(0)} holds 0 of {sum(sizes)}:"
             " give each rank at least one",
         )
     if positions is None:
@@ -150,8 +150,8 @@ def _with_loss(call: ModelCall, output: Any) -> Any:
     if getattr(output, "aux_loss", None) is not None or not hasattr(output, "logits"):
         raise ConfigurationError(
             "loss-in-shards",
-            f"the loss of {type(call.model).__name__} cannot be shared out over ranks: leave out labels, take the"
-            " logits, and set return_dict",
+            f"the loss of {type(call.model).__name__} cannot be divided over ranks: leave out labels, use the logits,"
+            " and set return_dict",
         )
     items = call.rows.total((call.labels != IGNORED).sum()) if call.items is None else call.items
     output.loss = call.rows.total(cross_entropy(output.logits, call.labels, num_items_in_batch=items))
@@ -167,8 +167,8 @@ def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
     if name is None:
         raise ConfigurationError(
             "loss-not-of-tokens",
-            f"the loss of {type(model).__name__} is not one of tokens, so it cannot be shared out over ranks: leave out"
-            " labels, and compute it from what all ranks return",
+            f"the loss of {type(model).__name__} is not a loss per token, so it cannot be divided over ranks: leave"
+            " out labels, and compute it from the outputs of all ranks",
         )
     if labels[name] is None:
         refuse_shifting("labels", "shift_labels")
@@ -195,8 +195,7 @@ def _check_arguments(model: Any, given: dict[str, Any], signature: inspect.Signa
     if "position_ids" not in signature.parameters:
         raise ConfigurationError(
             "positions-not-taken",
-            f"{type(model).__name__}.forward takes no position_ids, so it cannot be told where a shard stands in its"
-            " sequence",
+            f"{type(model).__name__}.forward takes no position_ids, so it cannot place a shard in its sequence",
         )
 
 

@@ -1,4 +1,4 @@
-"""What models of transformers give their attention beside queries, keys, values and mask, as terms of the score.
+"""Arguments that models of transformers pass to attention besides queries, keys, values and mask, as terms.
 
 Soft-capping (Gemma 2), sinks learned per head (GPT-OSS), biases by distance (T5), and dropout. Anything else that could
 change a score is refused.
@@ -30,19 +30,19 @@ def read_terms(given: dict[str, Any], dropout: float) -> Terms | None:
     for name in given:
         if name == "output_attentions":
             raise ConfigurationError(
-                "output-attentions", "attention weights are never all there: leave out output_attentions=True"
+                "output-attentions", "attention weights are never computed in full: leave out output_attentions=True"
             )
         if name == "seq_idx":
             raise ConfigurationError(
                 "seq-idx",
-                "seq_idx is not followed: position_ids that start again say where documents end; leave out"
+                "seq_idx is not supported: position_ids that restart mark the borders of documents; leave out"
                 " return_seq_idx=True of the collator",
             )
         if name not in HARMLESS:
             raise ConfigurationError(
                 "unknown-score-argument",
-                f"the model gives its attention {name!r}, which can change its scores in a way that a pattern does not"
-                " know",
+                f"the model passes {name!r} to its attention, which can change scores in a way that a pattern cannot"
+                " follow",
             )
     if softcap is None and sinks is None and bias is None and not dropout:
         return None
@@ -64,8 +64,8 @@ def by_distance(bias: torch.Tensor) -> DistanceTable:
     if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[2] != bias.shape[3]:
         raise ConfigurationError(
             "bias-shape",
-            f"the model's bias of positions is {list(bias.shape)}; a pattern needs one for all rows, of as many"
-            " queries as keys",
+            f"the model's bias of positions is {list(bias.shape)}; a pattern needs one for all rows, with equal"
+            " numbers of queries and keys",
         )
     if not torch.compiler.is_compiling() and not torch.equal(bias[:, :, 1:, 1:], bias[:, :, :-1, :-1]):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What a model of transformers tells its attention about the tokens of one call, in the place of a mask.
+"""The facts about tokens that a model of transformers passes to its attention in place of a mask.
 
 Models build their masks through `AttentionMaskInterface`; ours builds none. It notes which tokens are real and whether
 the future is hidden, and refuses what it cannot note, so that nothing a model asks of its mask is ever lost.
@@ -82,8 +82,8 @@ def describe_tokens(
         if not causal or use_vmap or mask_function is None or chunks(config) or not one_sequence:
             raise ConfigurationError(
                 "custom-mask",
-                "the model's mask holds more than padding, causality and documents, such as a mask function of its"
-                " own, and a pattern cannot be laid over it; give an attention_mask [batch, tokens]",
+                "the model's mask holds more than padding, causality and documents, such as its own mask function,"
+                " which a pattern cannot follow; give an attention_mask [batch, tokens]",
             )
         documents = None if call is not None else from_mask(mask_function, batch_size, q_length, device)
     if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
@@ -127,8 +127,8 @@ def require_tokens(mask: object, module: Any) -> LayerTokens:
     seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else seen
     raise ConfigurationError(
         "mask-form",
-        f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"
-        " and 0 for padding; the pattern takes the place of masks [batch, heads, queries, keys]",
+        f"attention got {seen}, which a pattern cannot follow: pass attention_mask as [batch, tokens], 1 for tokens"
+        " and 0 for padding; the pattern replaces masks [batch, heads, queries, keys]",
     )
 
 
@@ -137,7 +137,8 @@ def _of_padding(mask: torch.Tensor) -> LayerTokens:
     real = mask if mask.dtype == torch.bool else mask == 0
     if not torch.compiler.is_compiling() and not bool((real | (mask <= -1e4)).all()):
         raise ConfigurationError(
-            "weighted-mask", "attention got a mask that weighs keys, where a pattern knows only tokens and padding"
+            "weighted-mask",
+            "attention got a mask that weights keys; a pattern supports only 1 for tokens and 0 for padding",
         )
     if is_known_full(real):
         return LayerTokens(None, None, None, 0, False, None)

@@ -43,46 +43,45 @@ def use_pattern(
     *,
     native_window: NativeWindow | None = None,
 ) -> Model:
-    """Let a pattern say who reads whom in a model of transformers: Llama, Qwen, Mistral, GPT-2, BERT, ModernBERT, ...
+    """Give a model of transformers a sparse pattern: Llama, Qwen, Mistral, GPT-2, BERT, ModernBERT, ...
 
         model = use_pattern(AutoModelForCausalLM.from_pretrained(path), "window(left=1023) | sinks()")
 
     The model is changed in place and returned. `pattern` is a Pattern, a Schedule, the text of one (such as
-    "interleave(a, b)"), or a list with one pattern per layer. In a text, `native` stands for the pattern that a layer
-    has by itself, by the windows or chunks that its configuration names: "native" computes the same as transformers,
-    over fewer pairs, and "native | sinks(first=4, window=1)" adds to it. Left out, the pattern is that which the
-    configuration names (it was saved with one), or else "native". None removes the pattern, as `drop_pattern` does.
+    "interleave(a, b)"), or a list with one pattern per layer. In a text, `native` means the layer's own pattern, from
+    the windows or chunks in its configuration: "native" computes the same as transformers, over fewer pairs, and
+    "native | sinks(first=4, window=1)" adds to it. By default the pattern is the one saved in the configuration, or
+    else "native". None removes the pattern, as `drop_pattern` does.
 
-    - The weights stay as they are; only the mask changes: the pattern says who reads whom, in every layer.
-    - For layers with a window of their own (Mistral; five of six layers of Gemma 3) say what becomes of it, or the
-      first call is refused. With `native_window="intersect"` a query reads what both the pattern and the window allow:
-      what was trained on short distances keeps them, and `causal()` (`dense()` for encoders) changes nothing. With
-      `native_window="replace"` the pattern takes the window's place, so that `sinks(4, 508)` reads the sinks. The
-      choice is saved with the pattern.
+    - The weights do not change, only the mask: the pattern decides who reads whom, in every layer.
+    - Layers with their own window (Mistral; five of six layers of Gemma 3) need `native_window`, or the first call
+      raises ConfigurationError. With "intersect" a query reads where both the pattern and the window allow: layers
+      trained on short distances keep them, and `causal()` (`dense()` for encoders) changes nothing. With "replace" the
+      pattern replaces the window, so that `sinks(4, 508)` reads the sinks. The choice is saved with the pattern.
     - Causal models need a pattern that is causal and prefix-stable; encoders take any.
     - To the pattern, positions count the real tokens of a row, whatever side padding is on. A pattern that depends on
-      the length, such as `bigbird`, is laid over each row's own length. So padding changes no real token, unless the
-      model's own positions do: with padding on the left, models with absolute positions (GPT-2, BERT) count it unless
-      `position_ids` say where the real tokens stand, as `generate` does.
+      the length, such as `bigbird`, uses the length of each row. So padding changes no real token through the pattern.
+      The model's own positions may: with padding on the left, models with absolute positions (GPT-2, BERT) count it
+      unless you pass `position_ids` of the real tokens, as `generate` does.
     - `generate` and `use_cache=True` keep only the keys that the pattern can still read.
     - `save_pretrained` writes the pattern to config.json. After `import asterism.models`, `from_pretrained` of
-      transformers gives the model with its pattern; without that import transformers refuses to build the model.
-    - A model of PEFT is taken, too: its base model follows the pattern, which is saved with the adapter.
+      transformers loads the model with its pattern; without that import transformers refuses to build the model.
+    - A model of PEFT works too: its base model follows the pattern, which is saved with the adapter.
     - For comparison, `from_pretrained(..., attn_implementation="sdpa")` and `set_attn_implementation("sdpa")` select
-      another attention. The pattern is set aside then: `use_pattern(model)` selects it again, and what is saved without
+      another attention. The pattern is then inactive: `use_pattern(model)` selects it again, and a model saved without
       that has no pattern.
-    - Documents packed into a row, told by `position_ids` that start again or by `cu_seq_lens_q`, follow the pattern
-      each by itself. That needs use_cache=False.
-    - Attention drops in training as the configuration says. Which pairs follows from a seed drawn from torch's
-      generator in every layer, as for every other dropout of the model, so torch.manual_seed, gradient checkpointing
-      and a resumed Trainer repeat them.
-    - Within `sequence_parallel` it takes one shard, as asterism.parallel.shard cuts it, without a cache; positions and
-      the loss of tokens are those of the whole, as of our own models.
-    - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache unless given one.
+    - Documents packed into a row, marked by `position_ids` that restart or by `cu_seq_lens_q`, follow the pattern
+      separately. That needs use_cache=False.
+    - Attention dropout in training follows the configuration. Every layer draws a seed from torch's generator, like
+      every other dropout of the model, so torch.manual_seed, gradient checkpointing and a resumed Trainer drop the same
+      pairs.
+    - Within `sequence_parallel` the model takes one shard from asterism.parallel.shard, without a cache; positions and
+      the loss of tokens are those of the whole sequence.
+    - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache by itself.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
     one; nothing has changed then. docs/reference/zoo.md lists the families that can. Later calls raise
-    ConfigurationError for what a pattern does not say: masks [batch, heads, queries, keys], attention weights as an
+    ConfigurationError for features without a pattern: masks [batch, heads, queries, keys], attention weights as an
     output, caches of other kinds.
     """
     if pattern is None:
@@ -123,8 +122,8 @@ def _base(model: object) -> PreTrainedModel:
     if not isinstance(base, PreTrainedModel):
         raise ConfigurationError(
             "not-a-model",
-            f"use_pattern needs a model of transformers (PreTrainedModel), or one of PEFT around it, got a"
-            f" {type(model).__name__}; give it the model inside",
+            "use_pattern needs a model of transformers (PreTrainedModel), or one of PEFT around it, got"
+            f" {type(model).__name__}; pass the model inside",
         )
     return base
 
@@ -149,8 +148,8 @@ def _write_native(model: PreTrainedModel, modules: list[Any], given: Any, native
     if native_window is not None:
         raise ConfigurationError(
             "native-twice",
-            f"native_window={native_window!r} came with a pattern that is made with the model's own; leave it out, or"
-            ' write "native & ..." for what both allow',
+            f"native_window={native_window!r} was given with a pattern built from the model's own window; leave it"
+            ' out, or write "native & ..." for what both allow',
         )
     own = native_locals(model, modules)
     require_local(own, model)
@@ -182,7 +181,7 @@ def _select(model: PreTrainedModel) -> None:
         raise ConfigurationError(
             "own-attention",
             f"{type(model).__name__} computes attention itself, not through the AttentionInterface of transformers;"
-            " no pattern can be given to it",
+            " it cannot take a pattern",
         )
 
 

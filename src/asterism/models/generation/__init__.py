@@ -1,1 +1,1 @@
-"""How models continue a text."""
+"""Generation of text by models."""

@@ -1,4 +1,4 @@
-"""What models that generate share: the last layer, and how transformers' `generate` finds the model's own ways."""
+"""The common part of models that generate: the last layer, and the hooks of transformers' `generate`."""
 
 from typing import Any, cast
 

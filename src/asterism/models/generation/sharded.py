@@ -1,4 +1,4 @@
-"""Generation from a prompt that lies on several devices: it is read in parallel, and its keys stay where they are.
+"""Generation from a sharded prompt: ranks read it in parallel, and its keys stay on their ranks.
 
 All ranks compute each new token, and only attention asks the others (cache/sharded.py). What is drawn is drawn by the
 first rank, from a seed.
@@ -58,12 +58,12 @@ def generate_shards(
     settings = _settings(model.generation_config if config is None else config, given)
     if input_ids is None:
         raise ConfigurationError(
-            "ids-missing", "generate within sequence_parallel needs input_ids: this rank's part of the prompt"
+            "ids-missing", "generate within sequence_parallel needs input_ids, this rank's shard of the prompt"
         )
     if model.model.global_tokens is not None:
         raise ConfigurationError(
             "global-tokens-in-shards",
-            "generate within sequence_parallel knows no global tokens, and this model has"
+            "generate within sequence_parallel does not support global tokens, but this model has"
             f" {model.config.global_tokens}: generate on one device",
         )
     context = cast(SequenceParallel, sharding())
@@ -74,7 +74,7 @@ def generate_shards(
     lengths = (rows.shards.length,) * len(input_ids) if rows.lengths is None else rows.lengths
     limit, longest = model.config.max_position_embeddings, max(lengths) + settings.new_tokens - 1
     if not min(lengths):
-        raise ConfigurationError("prompt-row-empty", "a row of the prompt has no token to go on from: give it one")
+        raise ConfigurationError("prompt-row-empty", "a row of the prompt is empty: give each row at least one token")
     if model.config.positions_end and longest > limit:
         raise ConfigurationError("too-long", too_long(longest, model.config))
     random = torch.Generator().manual_seed(settings.seed)
@@ -127,11 +127,13 @@ def _settings(config: GenerationConfig, given: dict[str, Any]) -> Settings:
     if others := {name: x for name, x in others.items() if x is not None and x is not False}:
         raise ConfigurationError(
             "generation-argument",
-            f"generate within sequence_parallel knows {', '.join(sorted(_KNOWN))} and seed, and not"
-            f" {', '.join(sorted(others))}: leave it out, or generate on one device",
+            f"generate within sequence_parallel does not take {', '.join(sorted(others))}, only"
+            f" {', '.join(sorted(_KNOWN))} and seed: leave it out, or generate on one device",
         )
     if not config.max_new_tokens or config.max_new_tokens < 1:
-        raise ConfigurationError("new-tokens-missing", "say how many tokens are generated: max_new_tokens, at least 1")
+        raise ConfigurationError(
+            "new-tokens-missing", "max_new_tokens is missing: give the number of tokens to generate, at least 1"
+        )
     if config.do_sample and seed is None:
         raise ConfigurationError(
             "seed-missing", "sampling within sequence_parallel needs a seed, as in generate(do_sample=True, seed=0)"

@@ -1,1 +1,1 @@
-"""What a model answers with: heads, their losses, and models that have them."""
+"""Heads of models, their losses, and models with heads."""

@@ -19,7 +19,7 @@ from asterism.models.heads.head import head_of
 
 
 class AsterismForCausalLM(GeneratesTokens):
-    """A linear layer over AsterismModel that gives the logits of the next token.
+    """AsterismModel with a linear layer for the logits of the next token.
 
     Raises ConfigurationError or PatternError for a configuration that is not causal.
     """
@@ -45,12 +45,12 @@ class AsterismForCausalLM(GeneratesTokens):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """As of transformers; and within `sequence_parallel`, where `inputs` are this rank's part of the prompt, new
-        tokens int64 [B, M], the same on all ranks and without the prompt.
+        """Generate as transformers does. Within `sequence_parallel`, `inputs` are this rank's shard of the prompt, and
+        the new tokens int64 [B, M] are returned without the prompt, equal on all ranks.
 
-        There it takes attention_mask, padded on the right, a ShardedCache as past_key_values, max_new_tokens,
-        do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, and for sampling a seed, which draws what
-        one process draws after torch.manual_seed(seed). Raises ConfigurationError for anything else.
+        Within `sequence_parallel` it takes attention_mask, padded on the right, a ShardedCache as past_key_values,
+        max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, and for sampling a seed, which
+        gives the draws of one process after torch.manual_seed(seed). Raises ConfigurationError for anything else.
         """
         if not is_sharded():
             return super().generate(inputs, generation_config, *args, **kwargs)
@@ -75,12 +75,12 @@ class AsterismForCausalLM(GeneratesTokens):
     ) -> CausalLMOutputWithPast:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats.
 
-        The inputs are those of AsterismModel, without types of tokens, and
+        The inputs are those of AsterismModel without token_type_ids, and
         labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
                          -100 is ignored, and so is the first token of each document that is packed into a row
-        shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments); within
-                         `sequence_parallel` only these, as asterism.parallel.shard makes them
-        logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
+        shift_labels     instead of labels int64 [B, N]: the target of each column (one of the loss_arguments); within
+                         `sequence_parallel` only these, from asterism.parallel.shard
+        logits_to_keep   number of last columns with logits, or the columns themselves; 0 keeps all
         loss_arguments   for the loss of transformers, such as num_items_in_batch
 
         Raises ConfigurationError for any other argument.

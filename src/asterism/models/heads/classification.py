@@ -25,9 +25,9 @@ class _Classifier(EncoderWithHead):
 
 
 class AsterismForSequenceClassification(_Classifier):
-    """Labels a sequence from its pooled token: one of several labels, any of several labels, or numbers.
+    """Classify a sequence from its pooled token: one of several labels, any of several labels, or numbers.
 
-    `classifier_pooling` of the configuration says which token that is. `problem_type` says what the labels are, as in
+    `classifier_pooling` of the configuration chooses that token. `problem_type` is the kind of labels, as in
     transformers: "single_label_classification", "multi_label_classification" or "regression". When it is None, the
     first labels decide.
     """
@@ -84,7 +84,7 @@ class AsterismForTokenClassification(_Classifier):
     def forward(
         self, outputs: BackboneOutput, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> TokenClassifierOutput:
-        """Logits [B, N, num_labels] and, with labels, the mean loss in nats; all else as for sequences.
+        """Logits [B, N, num_labels] and, with labels, the mean loss in nats; everything else as for sequences.
 
         labels  int64 [B, N]; -100 is ignored
         """

@@ -27,9 +27,9 @@ from asterism.models.heads.head import head_of
 
 
 class AsterismForConditionalGeneration(GeneratesTokens):
-    """An encoder, a decoder that reads it, and a linear layer that gives the logits of the next token.
+    """An encoder, a decoder that reads it, and a linear layer for the logits of the next token.
 
-    Raises ConfigurationError or PatternError for a configuration without a decoder or whose decoder is not causal.
+    Raises ConfigurationError or PatternError for a configuration without a decoder or with one that is not causal.
     """
 
     loss_arguments: ClassVar[tuple[str, ...]] = ("ignore_index", "num_items_in_batch", "label_smoothing")
@@ -46,7 +46,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """As transformers asks for it: {name of a parameter: name of the one that it is}."""
+        """Tied parameters for transformers: {name of a parameter: name of the parameter it is tied to}."""
         return dict(self._tied_weights_keys)
 
     def _stack(self) -> AsterismModel:
@@ -70,24 +70,24 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         logits_to_keep: int | torch.Tensor = 0,
         **loss_arguments: Any,
     ) -> Seq2SeqLMOutput:
-        """Logits [B, N, vocab_size] of what follows each token of the target and, with labels, the loss in nats.
+        """Logits [B, N, vocab_size] of the token after each one of the target and, with labels, the loss in nats.
 
-        input_ids               int64 [B, S], the source, or in their place inputs_embeds, to which, as to
-                                decoder_inputs_embeds, embedding_scale is not applied
+        input_ids               int64 [B, S], the source; or instead inputs_embeds. embedding_scale is not applied to
+                                inputs_embeds and decoder_inputs_embeds
         attention_mask          [B, S]: 1 for tokens of the source, 0 for padding, on any side
-        decoder_input_ids       int64 [B, N], the target so far, or in their place decoder_inputs_embeds; by default
-                                the labels, shifted to the right behind decoder_start_token_id, which within
+        decoder_input_ids       int64 [B, N], the target so far; or instead decoder_inputs_embeds; by default the
+                                labels, shifted to the right behind decoder_start_token_id, which within
                                 `sequence_parallel` must be done before sharding
         decoder_attention_mask  [B, N] or, when the cache has seen P columns, [B, P + N]: the same for the target
-        encoder_outputs         what the encoder gave for the source: the encoder is not run again
+        encoder_outputs         outputs of the encoder for the source: the encoder is not run again
         past_key_values         an EncoderDecoderPatternCache, or an empty EncoderDecoderCache, which is given its
                                 layers; it is extended. Once it holds the keys of the source, input_ids can be left out.
         use_cache               make such a cache when none is given, and return it
         labels                  int64 [B, N]: column i is compared with the prediction of column i; -100 is ignored
         token_type_ids          int64 [B, S], of the source; a model without types takes only 0
-        logits_to_keep          logits of the last so many columns only, or of these columns; 0 keeps all
-        dropout_seed            in [0, 2^48), needed in training where attention drops: another one for each step
-        loss_arguments          label_smoothing in [0, 1]: the share of each label that is spread over the vocabulary
+        logits_to_keep          number of last columns with logits, or the columns themselves; 0 keeps all
+        dropout_seed            in [0, 2^48), required in training with attention_dropout: a new one for each step
+        loss_arguments          label_smoothing in [0, 1]: the fraction of each label that is spread over the vocabulary
                                 (Szegedy 2016); num_items_in_batch: divides the sum; ignore_index in place of -100
 
         Raises ConfigurationError for any other argument, and for a target longer than the decoder's positions.
@@ -114,15 +114,14 @@ class AsterismForConditionalGeneration(GeneratesTokens):
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels int64 [..., N] shifted to the right behind decoder_start_token_id, pad_token_id where they are -100.
 
-        Raises ConfigurationError where the configuration lacks one of the two.
+        Raises ConfigurationError if the configuration lacks one of the two.
         """
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             raise ConfigurationError(
                 "shift-needs-tokens",
-                "labels become what the decoder reads by shifting them behind decoder_start_token_id, with pad_token_id"
-                f" where they are -100: set both in the configuration, which has {start} and {padding}, or give"
-                " decoder_input_ids",
+                "labels are shifted behind decoder_start_token_id, with pad_token_id for -100, to make the decoder's"
+                f" input: set both in the configuration, which has {start} and {padding}, or give decoder_input_ids",
             )
         return shifted_right(labels, start, padding)
 

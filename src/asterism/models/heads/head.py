@@ -1,4 +1,4 @@
-"""What models with a head share: how their `forward` comes of the backbone's, and how encoders with one are built."""
+"""The common part of models with a head: their `forward`, and how encoders with a head are built."""
 
 import functools
 import inspect
@@ -89,7 +89,7 @@ class EncoderWithHead(AsterismPreTrainedModel):
         if packed and not self.reads_tokens:
             raise ConfigurationError(
                 "packed-rows-pooled",
-                f"{type(self).__name__} answers for a row as a whole: give each document a row, and leave out"
+                f"{type(self).__name__} gives one answer per row: give each document a row, and leave out"
                 " position_ids and cu_seqlens",
             )
 

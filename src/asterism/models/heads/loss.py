@@ -25,11 +25,12 @@ def cross_entropy(
     if labels.shape != logits.shape[:-1]:
         raise ConfigurationError(
             "labels-shape",
-            f"labels must be as the logits [batch, tokens] = {list(logits.shape[:-1])}, got {list(labels.shape)}",
+            f"labels must have the shape of the logits, [batch, tokens] = {list(logits.shape[:-1])}, got"
+            f" {list(labels.shape)}",
         )
     if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
         raise ConfigurationError(
-            "label-smoothing", f"label_smoothing must be a share from 0 to 1, got {shown(label_smoothing)}"
+            "label-smoothing", f"label_smoothing must be from 0 to 1, got {shown(label_smoothing)}"
         )
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     reduction = "mean" if num_items_in_batch is None else "sum"

@@ -67,7 +67,7 @@ class _PredictsTokens(EncoderWithHead):
 
 
 class AsterismForMaskedLM(_PredictsTokens):
-    """Predicts the tokens that were masked."""
+    """AsterismModel with a head that predicts masked tokens."""
 
     reads_tokens = True
 
@@ -77,8 +77,8 @@ class AsterismForMaskedLM(_PredictsTokens):
     ) -> MaskedLMOutput:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; inputs are those of AsterismModel.
 
-        labels          int64 [B, N]: the token to predict at each place; -100 is ignored
-        places          int64 [B, M]: predict at these places of each row alone; logits are then [B, M, vocab_size] and
+        labels          int64 [B, N]: the token to predict at each index; -100 is ignored
+        places          int64 [B, M]: predict only at these indices of each row; logits are then [B, M, vocab_size] and
                         labels [B, M]. It saves most of the memory of a large vocabulary.
         loss_arguments  for the loss of transformers, such as num_items_in_batch
 
@@ -90,7 +90,7 @@ class AsterismForMaskedLM(_PredictsTokens):
 
 
 class AsterismForPreTraining(_PredictsTokens):
-    """Predicts masked tokens, and from the pooled token whether the second sentence follows the first."""
+    """AsterismModel with heads for masked tokens and, from the pooled token, for a second sentence that follows."""
 
     def _add_head(self, config: AsterismConfig) -> None:
         super()._add_head(config)
@@ -106,7 +106,7 @@ class AsterismForPreTraining(_PredictsTokens):
         places: Tensor | None = None,
         **loss_arguments: Any,
     ) -> BertForPreTrainingOutput:
-        """Logits of the tokens and of the two answers [B, 2], and the sum of the losses whose labels are given.
+        """Logits of the tokens and of the two answers [B, 2], and the sum of the losses with given labels.
 
         next_sentence_label  int64 [B]: 0 when the second sentence follows the first, 1 when it does not
 

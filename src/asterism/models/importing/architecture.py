@@ -1,4 +1,4 @@
-"""What an architecture of Hugging Face is to the import: names of its tensors and fields of its configuration.
+"""An architecture of Hugging Face for the import: names of its tensors, and fields of its configuration.
 
 Most are encoders in the manner of BERT: embeddings with a norm, post-norm blocks, a pooler, heads. They differ in what
 their parts are called, in how they count positions, and in who attends to whom. Those with a decoder, which differ in
@@ -184,7 +184,7 @@ _TIED = {name for module in _FREE_BIAS for name in (module, f"{module}.decoder")
 def _add(ours: dict[str, torch.Tensor], target: str, tensor: torch.Tensor, name: str) -> None:
     if target in ours and not torch.equal(ours[target], tensor):
         raise CheckpointError(
-            "tied-tensors-differ", f"the tensor {name} differs from another that stands for the same, {target}"
+            "tied-tensors-differ", f"the tensor {name} differs from another with the same meaning, {target}"
         )
     ours[target] = tensor
 
@@ -229,7 +229,7 @@ def activation(config: PreTrainedConfig, field: str = "hidden_act") -> str:
     if named not in _ACTIVATIONS:
         raise CheckpointError(
             "unknown-checkpoint-value",
-            f"{field} {named!r} is unknown here; known are {', '.join(sorted(_ACTIVATIONS))}",
+            f"{field} {named!r} is unknown; known are {', '.join(sorted(_ACTIVATIONS))}",
         )
     return _ACTIVATIONS[named]
 
@@ -239,5 +239,5 @@ def refuse_unless(config: PreTrainedConfig, field: str, value: object, meaning: 
     if (seen := getattr(config, field, value)) not in (value, None):
         raise CheckpointError(
             "unsupported-checkpoint-value",
-            f"the checkpoint has {field}={seen!r}, {meaning}, which is not imported; {value!r} is",
+            f"the checkpoint has {field}={seen!r}, {meaning}, which cannot be imported; only {value!r} can",
         )

@@ -84,16 +84,16 @@ _TABLES = (*_POSITIONS, "decoder.positions.weight")
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedCheckpoint:
-    """What was made of a checkpoint.
+    """The result of an import.
 
     source, model       the classes, such as "RobertaForMaskedLM" and "AsterismForMaskedLM"
-    positions           how many tokens the checkpoint reached, and how many the model reaches; of an encoder-decoder,
-                        how many of the source
+    positions           number of positions of the checkpoint and of the model; of an encoder-decoder, those of the
+                        source
     has_table           whether positions are rows of a table, so that a longer model repeats them
     mixers              of the model's configuration
     tokenizer           its files; none if the checkpoint has no tokenizer
-    left_out            tensors of the checkpoint that the model has no use for
-    notes               what the model does otherwise than the checkpoint's class, one line each
+    left_out            tensors of the checkpoint that the model does not use
+    notes               differences between the model and the checkpoint's class, one line each
     """
 
     folder: str
@@ -123,17 +123,18 @@ def import_checkpoint(
     an exact counterpart. BART, Pegasus, BigBird-Pegasus, T5 and LED: the models that generate, with their settings for
     that. Dtypes stay as they are. The tokenizer and the pooling of SentenceTransformers come along.
 
-    length        how many tokens the model is to reach: the table of learned positions is copied one after the other,
-                  as often as needed (Beltagy 2020, section 5). By default as many as the checkpoint has. Of an
-                  encoder-decoder, how many tokens of the source.
-    pattern       who attends to whom, in place of the checkpoint's rule: as `mixers` of AsterismConfig
-    globals       for Longformer and LED: the places of their global tokens, by default the first only, or with a
-                  pattern none; they read every token and are read by all, whatever the pattern. None at all leaves the
-                  global projections out.
+    length        number of positions of the model: the table of learned positions is repeated as often as needed
+                  (Beltagy 2020, section 5). By default that of the checkpoint. Of an encoder-decoder, positions of the
+                  source.
+    pattern       pattern that replaces the checkpoint's own, as `mixers` of AsterismConfig
+    globals       for Longformer and LED: the positions of their global tokens, by default only the first, or with a
+                  pattern none; they read every token and are read by all, whatever the pattern. An empty list leaves
+                  the global projections out.
     allow_pickle  read pytorch_model.bin where there are no safetensors, by PyTorch's restricted reader, without code
 
-    Raises CheckpointError for what is missing, damaged, unknown or in the way, ConfigurationError for a length or
-    pattern that does not fit the checkpoint, PatternError for a pattern that cannot be read.
+    Raises CheckpointError for files that are missing, damaged or unknown and for an output that exists,
+    ConfigurationError for a length or pattern that does not fit the checkpoint, and PatternError for a pattern that
+    cannot be read.
     """
     path, output = Path(path), Path(output)
     _refuse_taken(output)
@@ -210,7 +211,7 @@ def _source_config(path: Path, document: Mapping[str, Any], weights: Mapping[str
         if isinstance(given := document.get(name), int) and given > most:
             raise CheckpointError(
                 "size-beyond-weights",
-                f"{path} has {name} {given:,} in its config.json, more than its weights can be of",
+                f"{path} has {name} {given:,} in its config.json, more than its weights can have",
             )
     for name, value in document.items():
         if isinstance(value, int) and abs(value) >= _BEYOND:
@@ -269,13 +270,13 @@ def _change(
     if globals is not None:
         if isinstance(globals, str) or not all(isinstance(place, int) for place in globals):
             raise ConfigurationError(
-                "globals-form", f"globals must be a list of places, whole numbers, got {shown(globals)}"
+                "globals-form", f"globals must be a list of positions, whole numbers, got {shown(globals)}"
             )
         if beyond := [place for place in globals if not 0 <= place < fields["max_position_embeddings"]]:
             raise ConfigurationError(
                 "globals-beyond-length",
-                f"globals: there is no token at place {beyond[0]:,}; the model reaches"
-                f" {fields['max_position_embeddings']:,} tokens, and places count from 0",
+                f"globals: position {beyond[0]:,} is beyond the model, which has"
+                f" {fields['max_position_embeddings']:,} positions, counted from 0",
             )
         fields["mixers"] = [mixer.replace("globals=(0,)", f"globals={tuple(globals)}") for mixer in fields["mixers"]]
     if globals is not None or pattern is not None:
@@ -295,8 +296,8 @@ def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:
         if old.has_pairs != mixer.has_pairs:
             raise ConfigurationError(
                 "pattern-not-of-weights",
-                f"the pattern gives layer {number} {mixer}, where the checkpoint has the weights of {old}:"
-                " attention and Fourier mixing cannot replace each other",
+                f"the pattern gives layer {number} {mixer}, but the checkpoint has the weights of {old}: attention"
+                " and Fourier mixing cannot replace each other",
             )
 
 
@@ -314,8 +315,8 @@ def _tie(path: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -
     if not torch.equal(tensors.setdefault(_DECODER, embedding), embedding):
         raise CheckpointError(
             "tied-tensors-differ",
-            f"{path} says that decoder and embedding are tied, but they differ;"
-            ' write "tie_word_embeddings": false into its config.json',
+            f'{path} ties decoder and embedding, but their weights differ; write "tie_word_embeddings": false into'
+            " its config.json",
         )
 
 
@@ -375,7 +376,7 @@ def _compare(
     complaints = [f"{what} {_some(sorted(names))}" for what, names in wrong.items() if names]
     if complaints:
         raise CheckpointError(
-            "tensors-differ", f"the tensors of {path} are not those of its config.json: {'; '.join(complaints)}"
+            "tensors-differ", f"the tensors of {path} do not match its config.json: {'; '.join(complaints)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What an encoder-decoder of Hugging Face is to the import, and what BART and its kin have in common.
+"""An encoder-decoder of Hugging Face for the import, and the common part of BART and its relatives.
 
 The tensors decide which embeddings are one: those of both stacks and the last layer may each stand in the file, or only
 `shared`. Where the configuration says that they are tied, tensors that differ are refused.
@@ -65,8 +65,8 @@ class EncoderDecoder(Architecture):
         if config.tie_word_embeddings and not self._may_differ(shared, tied):
             raise CheckpointError(
                 "tied-tensors-differ",
-                f"config.json says that the embeddings are tied, but {_ENCODER if tied else _LAST} differs from"
-                f' {_DECODER}; write "tie_word_embeddings": false into it',
+                f"config.json ties the embeddings, but {_ENCODER if tied else _LAST} differs from {_DECODER}; write"
+                ' "tie_word_embeddings": false into it',
             )
         return self.fields(config, head) | {
             "share_embeddings": shared,
@@ -95,7 +95,8 @@ def _check_sines(name: str, table: torch.Tensor | None) -> None:
         if (table.double() - sines.double()).abs().max() <= 4 * max(torch.finfo(table.dtype).eps, 1e-5):
             return
     raise CheckpointError(
-        "positions-not-sines", f"{name} holds other positions than the sines of its model_type, which are computed here"
+        "positions-not-sines",
+        f"{name} differs from the sinusoidal positions of its model_type, which Asterism computes itself",
     )
 
 

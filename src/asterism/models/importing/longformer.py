@@ -1,4 +1,4 @@
-"""Longformer (Beltagy 2020): RoBERTa with a window per layer, and global tokens with projections of their own.
+"""Longformer (Beltagy 2020): RoBERTa with a window per layer, and global tokens with separate projections.
 
 Which tokens are global is an argument of Hugging Face's `forward` (`global_attention_mask`); here it is part of the
 pattern, and the first token unless the import is told otherwise. Without that argument the classes of Hugging Face
@@ -27,7 +27,7 @@ def windows_of(config: PreTrainedConfig) -> dict[str, Any]:
     if len(windows) != config.num_hidden_layers or any(window < 2 or window % 2 for window in windows):
         raise CheckpointError(
             "attention-window",
-            f"attention_window {config.attention_window} must be an even number of keys, at least 2, for each of the"
+            f"attention_window {config.attention_window} must be an even number of at least 2 keys for each of the"
             f" {config.num_hidden_layers} layers",
         )
     return {"mixers": [f"longformer(window={window}, globals=(0,))" for window in windows], "global_projections": [0]}

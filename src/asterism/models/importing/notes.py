@@ -1,4 +1,4 @@
-"""What an imported model does otherwise than the class of its checkpoint, in words, for the report."""
+"""Differences between an imported model and the class of its checkpoint, in words, for the report."""
 
 from transformers import PreTrainedConfig
 

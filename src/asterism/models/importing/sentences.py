@@ -1,4 +1,4 @@
-"""How SentenceTransformers makes a vector of a text: files beside the model that name its pooling and normalisation.
+"""Files next to the model that set its pooling and normalisation for SentenceTransformers.
 
 Without them that library would take the mean of the tokens and not normalise, whatever the checkpoint did.
 """

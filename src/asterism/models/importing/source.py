@@ -68,7 +68,7 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> Tensors:
     if not allow_pickle:
         raise CheckpointError(
             "pickle-only",
-            f"{folder} has its weights in a pickle only ({_PICKLE}), which can run code when it is read: save them as"
+            f"{folder} has its weights only in a pickle ({_PICKLE}), which can run code when it is read: save them as"
             " safetensors, or pass --allow-pickle (allow_pickle=True), which reads tensors and nothing else",
         )
     return _merge(folder, files, _read_pickle)
@@ -117,6 +117,6 @@ def _read_pickle(path: Path) -> Tensors:
     is_named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not is_named or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise CheckpointError(
-            "not-tensors-only", f"{path} is no checkpoint of weights: it must hold tensors by name and nothing else"
+            "not-tensors-only", f"{path} is not a checkpoint of weights: it must hold tensors by name and nothing else"
         )
     return dict(tensors)

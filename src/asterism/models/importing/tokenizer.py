@@ -297,7 +297,7 @@ def _text(path: Path) -> str:
 
 
 def _no(path: Path, what: str) -> CheckpointError:
-    return CheckpointError("damaged-file", f"{path} is damaged: it is no {' '.join(what.split())}")
+    return CheckpointError("damaged-file", f"{path} is damaged: it must hold a {' '.join(what.split())}")
 
 
 _FILES: Mapping[str, Callable[[Path], bytes]] = {

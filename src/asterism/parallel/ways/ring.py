@@ -1,4 +1,4 @@
-"""Keys and values that go round from rank to rank, and back again; see `Ring`.
+"""Passes keys and values around the ring of ranks, and their gradients back; see `Ring`.
 
 A rank holds its own shard, the one that it computes with, and the one that is on its way. Nothing of others is kept for
 the backward pass: there all shards go round a second time, the gradients of each a step behind it, and every step is

@@ -86,7 +86,7 @@ def distance(
     """d_p(f, g) from uniform samples. Raises ConfigurationError for p below 1 and fewer than two samples."""
     if p < 1 or samples < 2:
         raise ConfigurationError(
-            "distance-arguments", f"a distance needs p of at least 1 and at least 2 samples, got {p=} and {samples=}"
+            "distance-arguments", f"a distance needs p >= 1 and at least 2 samples, got {p=} and {samples=}"
         )
     generator = np.random.Generator(np.random.Philox(seed))
     powers = np.concatenate(
@@ -208,7 +208,7 @@ class Approximation:
             raise PatternError(
                 "codes-collide",
                 f"{expected - len(table):,} of {expected:,} codes collide, so no table can tell their inputs apart;"
-                " check() of the mapping names two",
+                " the mapping's check() names two",
             )
         return table, largest
 
@@ -220,8 +220,8 @@ class Approximation:
         if bits > EXACT_BITS:
             raise ConfigurationError(
                 "codes-too-long",
-                f"at n={self.n}, d={self.mapping.d}, delta=1/{self.steps} the codes need {bits} bits or more, and a"
-                f" float64 model keeps {EXACT_BITS} exactly: take a larger delta, fewer tokens or features, or a"
+                f"at n={self.n}, d={self.mapping.d}, delta=1/{self.steps} the codes need {bits} bits or more, but a"
+                f" float64 model stores only {EXACT_BITS} exactly: use a larger delta, fewer tokens or features, or a"
                 " pattern of fewer hops; exact() has no such limit",
             )
 
@@ -257,7 +257,7 @@ def approximate(
         raise ConfigurationError("epsilon-range", f"epsilon must be above 0, got {epsilon}")
     if n < 2 or d < 1:
         raise ConfigurationError(
-            "sequence-too-small", f"a function of sequences has at least 2 tokens of 1 feature, got {n=} and {d=}"
+            "sequence-too-small", f"approximate needs sequences of at least 2 tokens with 1 feature, got {n=} and {d=}"
         )
     left = _memory_left() if memory is None else memory
     outputs = _evaluate(function, np.full((1, n, d), 0.5)).shape[2]
@@ -346,7 +346,7 @@ def _choose(pattern: Pattern | Schedule | str, n: int, d: int, construction: str
             return _Construction(certificate, True, n, d)
         reasons.append(f"there is no star at length {n + 1}")
     raise PatternError(
-        "not-certified", f"no theorem certifies {schedule}: {' and '.join(reasons)}; certify(...).explain() says why"
+        "not-certified", f"no theorem certifies {schedule}: {' and '.join(reasons)}; see certify(...).explain()"
     )
 
 
@@ -416,8 +416,8 @@ def _evaluate(function: Function, inputs: Floats) -> Floats:
     if values.ndim != 3 or values.shape[:2] != inputs.shape[:2] or not np.isfinite(values).all():
         raise ConfigurationError(
             "function-form",
-            f"the function must give finite numbers [B, n, outputs] for [B, n, d]; for {list(inputs.shape)} it gave"
-            f" {list(values.shape)}{'' if np.isfinite(values).all() else ' with NaN or Inf'}",
+            f"the function must return finite numbers [B, n, outputs] for [B, n, d]; for {list(inputs.shape)} it"
+            f" returned {list(values.shape)}{'' if np.isfinite(values).all() else ' with NaN or Inf'}",
         )
     return values
 
@@ -426,6 +426,6 @@ def _checked_inputs(inputs: Floats, approximation: Approximation) -> Floats:
     n, d = approximation.n, approximation.mapping.d
     if inputs.shape[1:] != (n, d) or inputs.min(initial=0) < 0 or inputs.max(initial=1) > 1:
         raise ConfigurationError(
-            "inputs-form", f"inputs are [B, {n}, {d}] with features in [0, 1], got {list(inputs.shape)}"
+            "inputs-form", f"inputs must be [B, {n}, {d}] with features in [0, 1], got {list(inputs.shape)}"
         )
     return inputs

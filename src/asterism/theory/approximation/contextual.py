@@ -191,8 +191,8 @@ class ContextualMapping:
         if count * self.length > MOST_CODES:
             raise PatternError(
                 "grid-too-large",
-                f"the grid has {steps}^{n * self.d} inputs of {self.length} codes each, and a check enumerates at most"
-                f" {MOST_CODES:,} codes: take fewer tokens or features, or a larger delta",
+                f"the grid has {steps}^{n * self.d} inputs of {self.length} codes each, but a check enumerates at"
+                f" most {MOST_CODES:,} codes: use fewer tokens or features, or a larger delta",
             )
         inputs = grid(steps, n, self.d, np.arange(count))
         codes = self.codes(inputs, step)
@@ -315,7 +315,9 @@ def read_delta(delta: Fraction | str | float) -> Fraction:
 def _checked(n: int, d: int, delta: Fraction | str | float) -> Fraction:
     """The step as a fraction, once it is known that there are tokens and features."""
     if n < 1 or d < 1:
-        raise PatternError("mapping-too-small", f"a mapping needs at least one token of one feature, got {n=} and {d=}")
+        raise PatternError(
+            "mapping-too-small", f"a mapping needs at least one token with one feature, got {n=} and {d=}"
+        )
     return read_delta(delta)
 
 
@@ -324,8 +326,8 @@ def _check_layers(layers: int, n: int, d: int, steps: int, period: int) -> None:
         turns = f" in a cycle of {period} patterns," if period > 1 else ""
         raise PatternError(
             "mapping-too-large",
-            f"the construction shifts each of {n:,} tokens once per value, {steps}^{d} of them,{turns} and at most"
-            f" {MOST_LAYERS:,} layers are built: take fewer tokens or features, or a larger delta",
+            f"the construction shifts each of {n:,} tokens once per value, {steps}^{d} of them,{turns} but at most"
+            f" {MOST_LAYERS:,} layers are built: use fewer tokens or features, or a larger delta",
         )
 
 
@@ -335,14 +337,14 @@ def _certified(pattern: Pattern | Schedule | str, length: int) -> Certificate:
         if part.heads > 1:
             raise PatternError(
                 "mapping-heads",
-                f"the construction's heads share one pattern and {part} has {part.heads}:"
-                " write their patterns as a cycle, interleave(a, b, ...)",
+                f"the heads of the construction share one pattern, but {part} is for {part.heads} heads: write their"
+                " patterns as a cycle, interleave(a, b, ...)",
             )
     return certificate
 
 
 def _refusal(certificate: Certificate, theorem: str, way: str = "") -> str:
-    hint = f"; give {way} to try it all the same" if way else ""
+    hint = f"; give {way} to try it anyway" if way else ""
     return f"{certificate.schedule} at length {certificate.n} is not certified for {theorem}, see explain(){hint}"
 
 
@@ -351,7 +353,7 @@ def _finer(coarse: Fraction, fine: Fraction) -> int:
     ratio = coarse / fine
     if ratio.denominator != 1:
         raise PatternError(
-            "grids-do-not-divide", f"the grid's delta must divide the construction's, {coarse}, and {fine} does not"
+            "grids-do-not-divide", f"the grid's delta must divide the construction's, {coarse}, got {fine}"
         )
     return ratio.numerator
 

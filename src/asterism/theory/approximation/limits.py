@@ -97,7 +97,7 @@ class FurthestVectorLayer(nn.Module):
         super().__init__()
         if not temperature > 0:
             raise ConfigurationError(
-                "temperature-range", f"a softmax needs a temperature above 0, got {temperature}; see hard_furthest"
+                "temperature-range", f"temperature must be above 0, got {temperature}; see hard_furthest"
             )
         self.attention = SparseAttention(2 * d, 1, pattern, query_key_dim=d, bias=False).double().requires_grad_(False)
         identity, zero = torch.eye(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
@@ -160,11 +160,11 @@ def _binary(vectors: Integers) -> Integers:
     vectors = np.asarray(vectors)
     if vectors.ndim != 2:
         raise DataError(
-            "vectors-not-binary", f"orthogonal vectors are rows of 0 and 1, got an array of shape {list(vectors.shape)}"
+            "vectors-not-binary", f"vectors must be rows of 0 and 1, got an array of shape {list(vectors.shape)}"
         )
     for row, column in np.argwhere(~np.isin(vectors, (0, 1))):
         raise DataError(
-            "vectors-not-binary", f"orthogonal vectors are rows of 0 and 1, got {vectors[row, column]} in row {row}"
+            "vectors-not-binary", f"vectors must be rows of 0 and 1, got {vectors[row, column]} in row {row}"
         )
     return vectors.astype(np.int64)
 
@@ -180,7 +180,7 @@ def interactions(pattern: Pattern | Schedule | str, n: int, layers: int) -> tupl
     these can only guess. Raises ConfigurationError for no layers.
     """
     if layers < 1:
-        raise ConfigurationError("layers-range", f"interactions are counted after 1 or more layers, got {layers}")
+        raise ConfigurationError("layers-range", f"layers must be at least 1, got {layers}")
     schedule = as_schedule(pattern)
     steps = [
         Layer(reduce(or_, (read_graph(part, n, head) for head in range(part.heads)))) for part in schedule.patterns

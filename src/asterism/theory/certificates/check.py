@@ -36,8 +36,8 @@ def check(certificate: "Certificate") -> list[str]:
     if sum(certificate.connections) > MOST_PAIRS:
         raise PatternError(
             "too-many-pairs",
-            f"a check lists all connections, {sum(certificate.connections):,} here and at most {MOST_PAIRS:,}:"
-            " ask for a shorter length",
+            f"the certificate has {sum(certificate.connections):,} connections, more than a check can list"
+            f" ({MOST_PAIRS:,}): use a shorter length",
         )
     matrices = [_matrix(pattern, certificate.n) for pattern in certificate.schedule.patterns]
     union = reduce(lambda a, b: a.maximum(b), matrices)

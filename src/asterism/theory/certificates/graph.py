@@ -185,8 +185,8 @@ def read_graph(pattern: Pattern, n: int, head: int = 0) -> Graph:
     if scattered > MOST_PAIRS:
         raise PatternError(
             "too-many-pairs",
-            f"{pattern} at length {n:,} has up to {scattered:,} scattered pairs and a graph of at most"
-            f" {MOST_PAIRS:,} can be held: ask for a shorter length",
+            f"{pattern} at length {n:,} has up to {scattered:,} scattered pairs, more than a graph can hold"
+            f" ({MOST_PAIRS:,}): use a shorter length",
         )
     nothing = (np.arange(0),) * 3
     pieces = [

@@ -129,8 +129,8 @@ def exact_path(graph: Graph) -> Integers | None:
     if n > EXACT:
         raise PatternError(
             "too-many-tokens",
-            f"an exact search looks at all 2^n sets of tokens: {n:,} tokens are too many, the most are {EXACT};"
-            " certify() searches with bounded effort instead",
+            f"an exact search visits all 2^n sets of tokens: {n:,} tokens exceed its limit of {EXACT}; certify()"
+            " searches with bounded effort instead",
         )
     readers = _predecessor_bits(graph.transposed)
     ends = np.zeros(1 << n, np.uint32)

@@ -122,7 +122,7 @@ def certify(pattern: Pattern | Schedule | str, n: int) -> Certificate:
     schedule = as_schedule(pattern)
     if not 1 <= n <= MOST_TOKENS:
         raise PatternError(
-            "certify-length", f"certify follows all pairs of tokens: n must be from 1 to {MOST_TOKENS:,}, got {n:,}"
+            "certify-length", f"certify visits all pairs of tokens: n must be from 1 to {MOST_TOKENS:,}, got {n:,}"
         )
     heads = [[read_graph(part, n, head) for head in range(part.heads)] for part in schedule.patterns]
     graphs = tuple(reduce(or_, row) for row in heads)

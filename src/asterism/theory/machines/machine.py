@@ -111,7 +111,7 @@ class TuringMachine:
         try:
             return TuringMachine.parse(path.read_text(encoding="utf-8"), str(path))
         except UnicodeDecodeError:
-            raise MachineError("not-utf8", f"{path}: is not a text in UTF-8") from None
+            raise MachineError("not-utf8", f"{path} is not text in UTF-8") from None
 
     def begin(self, word: Iterable[str]) -> Configuration:
         """The first configuration. Raises MachineError for symbols that are not of the input alphabet."""
@@ -136,7 +136,7 @@ class TuringMachine:
             raise MachineError(
                 "machine-left-end",
                 f"{self.name}: moves left of cell 0 in state {now.state!r} on {symbol!r}, and its tape is one-way;"
-                " mark the first cell, or say 'tape: two-way'",
+                " mark the first cell, or write 'tape: two-way'",
             )
         tape = {**now.tape, now.head: transition.symbol}
         if transition.symbol == self.blank:

@@ -71,7 +71,7 @@ def normalise(machine: TuringMachine) -> NormalForm:
     spaced = [state for state in machine.states if any(map(str.isspace, state))]
     for name in (*spaced, *(symbol for symbol in machine.symbols if len(symbol) != 1)):
         raise MachineError(
-            "machine-name", f"{machine.name}: states have no spaces and symbols one character, got {name!r}"
+            "machine-name", f"{machine.name}: a state must have no spaces and a symbol one character, got {name!r}"
         )
     halves = (UP, DOWN) if machine.tape == "two-way" else (UP,)
     origin = {state + half: (state, half) for state in machine.states for half in halves}

@@ -34,7 +34,7 @@ class Drawn:
             return
         if not resume:
             raise CheckpointError(
-                "output-begun", f"output: {output} was begun; go on with it by --resume, or choose another name"
+                "output-begun", f"output: {output} is unfinished; resume it with --resume, or choose another name"
             )
         self.file = locked_output(self.path.open("r+b"), output)
         try:
@@ -77,7 +77,7 @@ class Drawn:
         if file.tell():
             file.close()
             raise CheckpointError(
-                "output-in-use", f"output: another process has begun {self.output}; choose another name"
+                "output-in-use", f"output: another process has started {self.output}; choose another name"
             )
         file.write(json.dumps(self.settings).encode() + b"\n")
         return file

@@ -69,15 +69,13 @@ class Wanted:
             raise ConfigurationError("share-range", f"generation: keep={self.keep!r} must be from 0 to 1")
         if self.prompt is not None and self.complete is not None:
             raise ConfigurationError(
-                "continue-or-complete", "generation: continue a file or complete held-out pieces, one of the two"
+                "continue-or-complete", "generation: got both prompt and complete; give one of them"
             )
         if self.keep is not None and self.prompt is None and self.complete is None:
-            raise ConfigurationError(
-                "keep-needs-prompt", "generation: keep is for what is continued: give a prompt, or say complete"
-            )
+            raise ConfigurationError("keep-needs-prompt", "generation: keep needs prompt or complete")
         if self.data is not None and self.complete is None:
             raise ConfigurationError(
-                "data-needs-complete", "generation: data are where the pieces are that are completed: say complete"
+                "data-needs-complete", "generation: data needs complete, the number of its pieces to complete"
             )
 
 
@@ -148,7 +146,7 @@ def generate_file(
     config, objective = opened.config, opened.objective
     if not isinstance(config, RunConfig):
         raise ConfigurationError(
-            "makes-no-files", f"generate: a model fine-tuned for a task makes no files; {objective.instead}"
+            "makes-no-files", f"generate: a model fine-tuned for a task generates no files; {objective.instead}"
         )
     modality = config.reads()
     modality.refuse_output(path)
@@ -187,7 +185,9 @@ def _require_new(path: Path) -> None:
         raise CheckpointError("output-exists", f"output: {path} exists; choose another name")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         reason = "cannot be written to" if path.parent.is_dir() else "is no folder"
-        raise CheckpointError("output-folder", f"output: {path.parent} {reason}; name a file in a folder of your own")
+        raise CheckpointError(
+            "output-folder", f"output: {path.parent} {reason}; name a file in a folder that you can write to"
+        )
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class _Request:
             raise ConfigurationError(
                 "sequence-length",
                 f"generation: length={wanted.length}: a sequence of {modality} has {modality.sequence_length:,}"
-                f" {modality.unit}, all of which are drawn",
+                f" {modality.unit}, and is always generated whole",
             )
         labels = self.labels()
         each: list[int | None] = [*labels] or [None]
@@ -221,7 +221,7 @@ class _Request:
         if wanted.prompt is not None:
             if modality.classes is not None and not labels:
                 raise ConfigurationError(
-                    "prompt-needs-class", "generation: this model knows classes: say of which the prompt is, by label"
+                    "prompt-needs-class", "generation: this model has classes: give the class of the prompt with label"
                 )
             original = modality.read_prompt(Path(wanted.prompt))
             one_each = [self.continued(original, label, wanted.keep) for label in each]
@@ -235,7 +235,8 @@ class _Request:
         """Pieces of the test split, evenly spread over it."""
         if len(labels) > 1:
             raise ConfigurationError(
-                "labels-said-twice", "generation: one label for all pieces, or that of each: give one at most"
+                "labels-said-twice",
+                "generation: complete takes at most one label, for all pieces; without one, each piece keeps its own",
             )
         splits = self.modality.splits(self.wanted.data or self.config.data)
         pieces = splits.require("test", self.config.context)
@@ -272,8 +273,8 @@ class _Request:
         if length < 1:
             raise ConfigurationError(
                 "prompt-too-long",
-                f"generation: {given:,} {self.modality.unit} are given, and the context of the run has"
-                f" {self.config.context:,}: keep less of them, or say the length of what is added",
+                f"generation: got {given:,} {self.modality.unit}, but the context of the run is"
+                f" {self.config.context:,}: lower keep, or give length, how many to add",
             )
         return length
 
@@ -282,7 +283,7 @@ class _Request:
         if not self.wanted.labels:
             return []
         if self.modality.classes is None:
-            raise ConfigurationError("no-classes", f"generation: labels: the model of {self.modality} knows no classes")
+            raise ConfigurationError("no-classes", f"generation: labels: the model of {self.modality} has no classes")
         names = self.record["corpus"].get("classes", [])
         return [_class(one, names, self.modality.classes) for one in self.wanted.labels]
 
@@ -292,11 +293,11 @@ def _class(label: str, names: Sequence[str], classes: int) -> int:
     is_number = label.isdecimal() and len(label) < 10
     number = names.index(label) if label in names else int(label) if is_number else -1
     if not 0 <= number < classes:
-        known = f"names are {', '.join(names[:20])}" if names else "this run's data have no names for them"
+        known = f"names are {', '.join(names[:20])}" if names else "this run's data has no names for them"
         raise ConfigurationError(
             "unknown-class",
-            f"generation: label {shown(label)} is no class: numbers are 0 to {classes - 1}, {known}."
-            f"{nearest(label, names)}",
+            f"generation: unknown label {shown(label)}: numbers are 0 to {classes - 1},"
+            f" {known}.{nearest(label, names)}",
         )
     return number
 

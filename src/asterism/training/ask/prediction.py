@@ -120,7 +120,7 @@ def _refuse_other_suffix(output: Path | None, kind: Format) -> None:
     if suffix not in written.suffixes and any(suffix in one.suffixes for one in tables):
         raise ConfigurationError(
             "output-format",
-            f"output: {output}: data of format {kind.name} come out as {written.name}; let the name end in"
+            f"output: {output}: predictions for {kind.name} data are written as {written.name}; the name must end in"
             f" {written.suffixes[0]}",
         )
 
@@ -239,7 +239,7 @@ def _opened(run: Run | str | Path) -> Run:
 
 def _predictor(run: Run, batch_size: int | None, reader: str | None) -> Predictor:
     if batch_size is not None and batch_size < 1:
-        raise ConfigurationError("batch-size", f"batch size {batch_size}: at least one example must be asked at a time")
+        raise ConfigurationError("batch-size", f"batch size must be at least 1, got {batch_size}")
     return run.objective.predictor(run.model, batch_size, reader)
 
 

@@ -24,7 +24,7 @@ def output_path(output: str | Path) -> Path:
     path = Path(output)
     if str(output) == STDIN:
         raise ConfigurationError(
-            "output-stdin", "output: '-' is no name for a file here; give none for standard output"
+            "output-stdin", "output: '-' is not a file name; leave output out to write to standard output"
         )
     if not path.name or "\0" in str(output):
         raise ConfigurationError("file-name", f"output: {str(output)!r} cannot be the name of a file; choose another")
@@ -63,7 +63,7 @@ def compare_settings(path: Path, beside: Path, recorded: Any, settings: Mapping[
         if recorded[name] != value:
             short = not isinstance(value, dict) and len(f"{value}{recorded[name]}") < 40
             what = f"{name} {recorded[name]}, not {value}" if short else f"another {name}"
-            raise CheckpointError("output-of-other-settings", f"resume: {path} was begun with {what}")
+            raise CheckpointError("output-of-other-settings", f"resume: {path} was started with {what}")
 
 
 def locked_output(file: BinaryIO, path: Path) -> BinaryIO:
@@ -99,9 +99,7 @@ class PredictionOutput:
         of another input, run or settings, or if it is not known of what.
         """
         if self.path is None or self.resume_file is None:
-            raise CheckpointError(
-                "resume-needs-output", "resume: only an output that is a file can be gone on with; give --output"
-            )
+            raise CheckpointError("resume-needs-output", "resume: only a file can be resumed; give --output")
         if not self.path.exists() or not (self.path.stat().st_size or self.resume_file.exists()):
             return
         self._check_settings(self.path, self.resume_file)
@@ -110,7 +108,7 @@ class PredictionOutput:
             record = next(records, None)
             if record is None or not self.format.is_made_of(written, record):
                 raise CheckpointError(
-                    "output-not-of-data", f"resume: {written.place} is not made of row {self.rows + 1:,} of {name}"
+                    "output-not-of-data", f"resume: {written.place} was not made from row {self.rows + 1:,} of {name}"
                 )
             yield written, record
             self.size += len(written.raw.encode()) + (0 if self.rows else len(written.head.encode()))
@@ -119,7 +117,8 @@ class PredictionOutput:
     def _check_settings(self, path: Path, beside: Path) -> None:
         if not beside.exists():
             raise CheckpointError(
-                "output-finished", f"resume: {path} is finished, or not ours: {beside.name} is not beside it"
+                "output-finished",
+                f"resume: {path} is finished, or not an output of Asterism: {beside.name} is not next to it",
             )
         compare_settings(path, beside, read_json(beside), self.settings)
 

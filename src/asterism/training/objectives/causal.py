@@ -74,7 +74,8 @@ class CausalBytes(Pretraining[WindowCorpus]):
         if size != vocabulary.size:
             raise ConfigurationError(
                 "vocabulary-differs",
-                f"init_from: objective causal predicts {vocabulary.size} bytes, {folder} has a vocabulary of {size:,}",
+                f"init_from: objective causal predicts {vocabulary.size} bytes, but {folder} has a vocabulary of"
+                f" {size:,}",
             )
 
     @classmethod
@@ -168,7 +169,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
         plans = {minimum: plan_pieces(pieces, config.context, minimum, lead, stop) for minimum in asked}
         if not (scored := plans[lead].bytes_scored):
             raise ConfigurationError(
-                "minimum-context-too-long", f"minimum context {lead}: no piece of the {split} split is so long"
+                "minimum-context-too-long", f"minimum context {lead} is longer than every piece of the {split} split"
             )
         scores = tuple(
             Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config, evaluator))
@@ -215,7 +216,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
         modality = self.config.reads()
         if modality.outputs:
             raise ConfigurationError(
-                "output-missing", f"generate: this model makes files: name one, --output FILE{modality.outputs[0]}"
+                "output-missing", f"generate: this model writes files: give --output FILE{modality.outputs[0]}"
             )
         return torch.tensor([list(text if text and modality.is_stream else b"\0" + text)])
 
@@ -233,13 +234,13 @@ def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
     """Raises DataError if a model of so many classes is given pieces without labels, or with others."""
     if classes is None or pieces.labels is None:
         if classes is not None:
-            raise DataError("no-classes", f"data: {name} has no classes; the model tells {classes} apart")
+            raise DataError("no-classes", f"data: {name} has no classes; the model has {classes}")
         return
     if not 0 <= pieces.labels.min() <= pieces.labels.max() < classes:
         raise DataError(
             "label-range",
-            f"data: {name} has labels from {pieces.labels.min()} to {pieces.labels.max()}; the model tells {classes}"
-            " apart, from 0 on",
+            f"data: {name} has labels from {pieces.labels.min()} to {pieces.labels.max()}; the model has classes 0 to"
+            f" {classes - 1}",
         )
 
 
@@ -268,7 +269,7 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
         raise ConfigurationError("minimum-context-missing", "minimum context: at least one value is needed")
     if config.reads().sequence_length is not None and any(asked):
         raise ConfigurationError(
-            "minimum-context-records", "minimum context: this model reads records, and a record has no bytes before it"
+            "minimum-context-records", "minimum context: this model reads records, which have no bytes before them"
         )
     for minimum in asked:
         if not 0 <= minimum <= config.context:

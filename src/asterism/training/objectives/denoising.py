@@ -182,4 +182,4 @@ class Denoising(RowObjective[Pairs]):
 
 def none_left(split: Split, corpus: Splits, why: str) -> DataError:
     """What is raised for a split of which no pair can be made."""
-    return DataError("no-pairs", f"data: of the {split} split of {corpus.name} no pair can be made: {why}")
+    return DataError("no-pairs", f"data: the {split} split of {corpus.name} gives no pairs: {why}")

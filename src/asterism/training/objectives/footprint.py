@@ -120,7 +120,8 @@ def _refuse_labels(document: Mapping[str, object], what: str) -> None:
     labels = document.get("num_labels")
     if isinstance(labels, int) and labels > _MOST_LABELS:
         raise CheckpointError(
-            "too-many-labels", f"{what} has num_labels {labels:,} in its config.json, and may have {_MOST_LABELS:,}"
+            "too-many-labels",
+            f"{what} has num_labels {labels:,} in its config.json, but may have at most {_MOST_LABELS:,}",
         )
 
 

@@ -269,7 +269,7 @@ class Labelled(Objective[LabelledCorpus]):
         for name, is_default in unused.items():
             if not is_default:
                 raise ConfigurationError(
-                    "no-labels", f"{name}: a fine-tuned model is scored on examples, and they have none"
+                    "no-labels", f"{name}: a fine-tuned model is scored on examples, which need labels"
                 )
         self.task.kind.require_scorer()
         if question.data is None:
@@ -355,12 +355,10 @@ def _row_length(wanted: int | None, shape: PreTrainedConfig, model: str) -> int:
     most = longest(shape)
     if wanted is None:
         if most is None:
-            raise ConfigurationError(
-                "length-unsaid", f"length: the model in {model} does not say how many tokens it takes; give one"
-            )
+            raise ConfigurationError("length-unsaid", f"length: the model in {model} has no maximum length; give one")
         return most
     if most is not None and wanted > most and ends(shape):
         raise ConfigurationError(
-            "length-beyond-model", f"length: {wanted:,} tokens were asked for, {model} takes {most:,}"
+            "length-beyond-model", f"length: got {wanted:,} tokens, but {model} takes at most {most:,}"
         )
     return wanted

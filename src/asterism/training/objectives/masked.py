@@ -209,8 +209,8 @@ class MaskedRows(SplitRows):
         if corpus.unit == "bases" and is_byte_level(tokenizer):
             raise ConfigurationError(
                 "tokenizer-of-genome",
-                "tokenizer: tokens of bytes would read the ends of lines between sentences of a genome; give bases,"
-                " kmer:LENGTH, dna-bpe:SIZE, or the folder of a tokenizer of DNA",
+                "tokenizer: bytes would read the line ends of a genome's file as tokens; give bases, kmer:LENGTH,"
+                " dna-bpe:SIZE, or the folder of a tokenizer of DNA",
             )
         self.config = config
         self.stream = TokenStream.of(corpus, split, tokenizer)
@@ -218,7 +218,8 @@ class MaskedRows(SplitRows):
         self.stream.require(self.content, what)
         if config.next_sentence and self.stream.documents < 2:
             raise DataError(
-                "one-document", f"data: {what} has one document; next_sentence draws second parts from other documents"
+                "one-document",
+                f"data: {what} has one document, but next_sentence draws second parts from other documents",
             )
         self.starts = self.stream.row_starts(self.content)
         self.count, self.tokens, self.documents = len(self.starts), len(self.stream.tokens), self.stream.documents
@@ -228,7 +229,7 @@ class MaskedRows(SplitRows):
         if unknown := 0 if known else int(self.stream.counts(len(tokenizer))[tokenizer.unk_token_id]):
             raise DataError(
                 "unknown-letters",
-                f"data: {what} has {unknown:,} letters that are none of A, C, G, T and N, the tokens of this tokenizer;"
+                f"data: {what} has {unknown:,} letters other than A, C, G, T and N, the tokens of this tokenizer;"
                 ' files of genomes are read with modality="genome()"',
             )
         self.masked_per_row = masked_per_row(config)

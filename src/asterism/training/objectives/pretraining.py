@@ -72,7 +72,7 @@ class Pretraining(Objective[Data]):
         if size < vocabulary.size:
             raise ConfigurationError(
                 "vocabulary-differs",
-                f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, the model embeds {size:,}",
+                f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, but the model embeds {size:,}",
             )
 
     # --- what is the same for all -----------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Pretraining(Objective[Data]):
         if model_type != AsterismConfig.model_type:
             remedy = ": `asterism import` makes one of ours of it" if model_type in ARCHITECTURES else ""
             raise CheckpointError(
-                "not-our-model", f"init_from: {folder} is a model of type {model_type!r}, not one of ours{remedy}"
+                "not-our-model", f"init_from: {folder} is a model of type {model_type!r}, not an Asterism model{remedy}"
             )
         shape = read_shape(folder, "init_from: ")
         head = cls.model_class(config).__name__
@@ -160,7 +160,8 @@ class Pretraining(Objective[Data]):
             )
         if config.next_sentence and shape.type_vocab_size < 2:
             raise ConfigurationError(
-                "token-types", f"init_from: next_sentence needs two token types, {folder} has {shape.type_vocab_size}"
+                "token-types",
+                f"init_from: next_sentence needs two token types, but {folder} has {shape.type_vocab_size}",
             )
         return shape
 

@@ -31,7 +31,7 @@ def start_of(config: FineTuneConfig) -> Iterator[Path]:
     if config.model not in RECIPES or Path(config.model).exists():
         if config.tokenizer is not None:
             raise ConfigurationError(
-                "tokenizer-of-model", f"tokenizer: {config.model} brings its own; {config.tokenizer!r} is for recipes"
+                "tokenizer-of-model", f"tokenizer: {config.model} has its own; {config.tokenizer!r} is for recipes"
             )
         yield model_folder(config.model, "model")
         return
@@ -39,7 +39,7 @@ def start_of(config: FineTuneConfig) -> Iterator[Path]:
         raise ConfigurationError(
             "model-is-a-recipe",
             f"model: {config.model} is a recipe: pretrain it with `asterism train --recipe {config.model}`, or give"
-            " from_scratch to take its shape, with new weights",
+            " from_scratch, which keeps its architecture and initialises new weights",
         )
     with tempfile.TemporaryDirectory() as folder:
         _save_shape(config, Path(folder))
@@ -59,8 +59,9 @@ def _save_shape(config: FineTuneConfig, folder: Path) -> None:
     if config.modality is None and pretraining.tokenizer.partition(":")[0] in LEARNED:
         raise ConfigurationError(
             "tokenizer-not-pretrained",
-            f"model: the tokenizer of {config.model}, {pretraining.tokenizer}, is learned from text: pretrain it with"
-            f" `asterism train --recipe {config.model}`, or give a tokenizer that is not, such as bases or kmer:6",
+            f"model: the tokenizer of {config.model}, {pretraining.tokenizer}, must first be learned from text:"
+            f" pretrain it with `asterism train --recipe {config.model}`, or give a fixed tokenizer such as bases or"
+            " kmer:6",
         )
     objective: Any = OBJECTIVES.load(pretraining.objective)
     _, vocabulary, shape = objective.foundations(pretraining)

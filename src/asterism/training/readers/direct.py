@@ -18,7 +18,7 @@ class Whole(Reader):
         if self.length is not None:
             raise ConfigurationError(
                 "whole-has-no-length",
-                f"reader: whole() has no length, got {self.length}; cut(length={self.length}) has",
+                f"reader: whole() takes no length, got {self.length}; write cut(length={self.length})",
             )
 
     def rows(self, document: Document) -> list[Row]:

@@ -129,7 +129,7 @@ class Scorer(nn.Module):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if shapes != _SHAPES:
             raise CheckpointError(
-                "damaged-scorer", f"{folder / SCORER} is no scorer: it holds {shapes}, where {_SHAPES} are needed"
+                "damaged-scorer", f"{folder / SCORER} is not a scorer: it holds {shapes}, but {_SHAPES} are needed"
             )
         return cls(**tensors)
 

@@ -152,7 +152,7 @@ class SummarizedParts(Iterated):
         if self.k != Iterated.k:
             raise ConfigurationError(
                 "iterated-needs-no-k",
-                f"reader: iterated: all summaries of parts are read again, so k={self.k} says nothing",
+                f"reader: iterated reads all summaries of parts again, so it takes no k, got k={self.k}",
             )
 
     @property

@@ -82,6 +82,7 @@ def fine_tuning(name: str) -> dict[str, Any]:
     if name not in FINE_TUNING:
         raise ConfigurationError(
             "recipe-without-fine-tuning",
-            f"recipe {name!r} says nothing of fine-tuning.{nearest(name, FINE_TUNING)} Known: {', '.join(FINE_TUNING)}",
+            f"recipe {name!r} has no settings for fine-tuning.{nearest(name, FINE_TUNING)} Known:"
+            f" {', '.join(FINE_TUNING)}",
         )
     return dict(FINE_TUNING[name])

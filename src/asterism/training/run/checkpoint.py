@@ -94,8 +94,8 @@ def save_checkpoint(
         if name := first_not_finite(kept):
             raise NonFiniteLossError(
                 "weights-not-finite",
-                f"step {state.step}: {what} {name} is not finite; no checkpoint was written, the one before it stays."
-                " Use a lower learning rate or a longer warm-up",
+                f"step {state.step}: {what} {name} is not finite; no checkpoint was written, the previous one is"
+                " kept. Use a lower learning rate or a longer warm-up",
             )
     with replacing(folder) as temporary:
         model.save_pretrained(temporary, state_dict=tensors.weights)
@@ -181,12 +181,10 @@ def _compare(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[
     for name in expected.keys() - tensors.keys():
         raise CheckpointError("tensor-missing", f"{path} does not fit the run: it lacks the tensor {name}")
     for name in tensors.keys() - expected.keys():
-        raise CheckpointError(
-            "tensor-unknown", f"{path} does not fit the run: it has a tensor {name} that the model does not know"
-        )
+        raise CheckpointError("tensor-unknown", f"{path} does not fit the run: the model has no tensor {name}")
     for name, shape in expected.items():
         if list(tensors[name].shape) != shape:
             seen = list(tensors[name].shape)
             raise CheckpointError(
-                "tensor-shape", f"{path} does not fit the run: {name} has shape {seen}, the model needs {shape}"
+                "tensor-shape", f"{path} does not fit the run: {name} has shape {seen}, but the model needs {shape}"
             )

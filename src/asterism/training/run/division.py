@@ -37,9 +37,9 @@ def refuse_undivided(setup: Setup, processes: Processes) -> None:
     if config.micro_batch_size < parts:
         raise ConfigurationError(
             "batch-divides",
-            f"parallel: dp and fsdp cut a batch into {parts} parts, and a slice of it has {config.micro_batch_size}"
+            f"parallel: dp and fsdp cut a batch into {parts} parts, but a slice of it has {config.micro_batch_size}"
             f" sequences: batch_size = {config.batch_size} / gradient_accumulation_steps ="
-            f" {config.gradient_accumulation_steps}; have at least one for each, or give processes to cp",
+            f" {config.gradient_accumulation_steps}; give each part at least one, or give processes to cp",
         )
     if processes.shape.cp > 1 and not isinstance(setup.shape, AsterismConfig):
         _refuse_whole_rows(setup)
@@ -58,20 +58,20 @@ def _refuse_whole_rows(setup: Setup) -> None:
     if kind not in _SHARED_OUT:
         raise ConfigurationError(
             "mesh-of-model",
-            f"parallel: cp shares out the tokens of models of ours, and of {', '.join(_SHARED_OUT)}, not of {kind}; use"
-            " dp or fsdp, or import the model",
+            f"parallel: cp divides the tokens of Asterism's models and of {', '.join(_SHARED_OUT)}, not of {kind};"
+            " use dp or fsdp, or import the model",
         )
     if getattr(shape, "asterism_pattern", None) is None:
         raise ConfigurationError(
             "mesh-of-model",
-            f"parallel: cp shares out the tokens of a {kind} model only where it attends by a pattern: save it with"
+            f"parallel: cp divides the tokens of {kind} models only if they attend by a pattern: save the model with"
             ' one, use_pattern(model, "window(left=128, right=128)"), or use dp or fsdp',
         )
     if getattr(setup.config, "task", None) != "tag":
         raise ConfigurationError(
             "mesh-of-task",
-            f"parallel: of a {kind} model cp shares out the loss of tokens, so the task must be tag; use dp or fsdp, or"
-            " import the model",
+            f"parallel: with {kind} models cp divides only a loss per token, so the task must be tag; use dp or fsdp,"
+            " or import the model",
         )
 
 
@@ -100,8 +100,8 @@ def refuse_dropout(shape: PreTrainedConfig, processes: Processes) -> None:
         if getattr(shape, name, None):
             raise ConfigurationError(
                 "sharded-dropout-keys",
-                f"parallel: {name} goes by the numbers of all tokens, so with cp every process needs every key: set it"
-                " to 0 in the model, or ask for it: --dense-exchange",
+                f"parallel: {name} depends on the positions of all tokens, so with cp every process needs every key:"
+                " set it to 0 in the model, or pass --dense-exchange",
             )
 
 

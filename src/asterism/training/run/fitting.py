@@ -104,9 +104,7 @@ def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, l
         # The old name warns where there is the new one; transformers 5.17 has only the old one.
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if weight := first_not_finite(dict(model.named_parameters())):
-        raise CheckpointError(
-            "weights-not-finite", f"the model to begin with is damaged: its weight {weight} is not finite"
-        )
+        raise CheckpointError("weights-not-finite", f"the initial model is damaged: its weight {weight} is not finite")
     return model, notes
 
 
@@ -140,7 +138,7 @@ def _newest(setup: Setup, run: RunFolder) -> Path | None:
     record = run.read_record()
     if record["result"] is not None:
         raise CheckpointError(
-            "run-finished", f"{run.path} was finished by another process just now; resume it again for its report"
+            "run-finished", f"{run.path} was just finished by another process; resume it again for its report"
         )
     run.refuse_other_data(setup.corpus.record())
     refuse_other_versions(setup.config, record)

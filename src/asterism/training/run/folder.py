@@ -93,7 +93,7 @@ class RunFolder:
         if self.read_record()["corpus"]["sha256"] != corpus["sha256"]:
             raise DataError(
                 "data-changed",
-                f"data: {corpus['name']} is not what the run in {self.path} began with: its hash differs",
+                f"data: {corpus['name']} differs from the data that the run in {self.path} began with (another hash)",
             )
 
     def renew(self, config: AnyConfig, decided: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class RunFolder:
             raise CheckpointError("damaged-fields", f"{self.run_file} is damaged: it lacks {', '.join(lacking)}")
         corpus = record["corpus"]
         if not (isinstance(corpus, dict) and isinstance(corpus.get("sha256"), str)):
-            raise CheckpointError("damaged-fields", f"{self.run_file} is damaged: it does not say what the corpus is")
+            raise CheckpointError("damaged-fields", f"{self.run_file} is damaged: it does not describe the corpus")
         return record
 
     def read_config(self) -> AnyConfig:
@@ -145,7 +145,7 @@ class RunFolder:
         config, dtype = self.read_config(), self.read_record()["dtype"]
         if dtype not in get_args(Dtype) or dtype == "auto":
             raise CheckpointError(
-                "damaged-fields", f"{self.run_file} is damaged: it does not say which dtype the run computes in"
+                "damaged-fields", f"{self.run_file} is damaged: it lacks the dtype that the run computes in"
             )
         return replace(config, dtype=dtype)
 

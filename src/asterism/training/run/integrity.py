@@ -35,8 +35,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if SEAL not in record:
         raise CheckpointError(
             "seal-missing",
-            f"{path} is damaged, or of a version of asterism without checksums: it has no field {SEAL!r}; restore it,"
-            " or use a model folder, which needs no record",
+            f"{path} is damaged, or from a version of asterism without checksums: it has no field {SEAL!r}; restore"
+            " it, or use a model folder, which needs no record",
         )
     try:
         same = seal(record)[SEAL] == record[SEAL]
@@ -44,7 +44,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
         same = False
     if not same:
         raise CheckpointError(
-            "file-tampered", f"{path} was changed after it was written: its SHA-256 is another; restore what it was"
+            "file-tampered", f"{path} was changed after it was written: its SHA-256 differs; restore the original"
         )
     return record
 
@@ -73,6 +73,6 @@ def check_sums(folder: Path, sums: Any, record: Path) -> None:
         if found != known:
             raise CheckpointError(
                 "file-tampered",
-                f"{path} is damaged, or was changed after it was written: its SHA-256 is not the one in {record.name};"
-                " restore what it was",
+                f"{path} is damaged, or was changed after it was written: its SHA-256 is not the one in"
+                f" {record.name}; restore the original",
             )

@@ -34,7 +34,7 @@ def refuse_other_versions(config: AnyConfig, record: Mapping[str, Any]) -> None:
             if began != (known := now.get(setting, {}).get(name)):
                 raise DataError(
                     "loader-version",
-                    f"data: the run began with version {began} of {setting} {name}, and this asterism has {known}:"
-                    " it makes other tokens of the same files; go on with asterism"
+                    f"data: the run began with version {began} of {setting} {name}, but this asterism has {known},"
+                    " which makes other tokens of the same files: resume with asterism"
                     f" {record['versions']['asterism']}, or begin a new run",
                 )

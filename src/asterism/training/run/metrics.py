@@ -135,5 +135,5 @@ def refuse_reader(question: Question) -> None:
     """Raises ConfigurationError for a question by a reader to a model that reads no documents by one."""
     if question.reader is not None:
         raise ConfigurationError(
-            "reader-needs-task", "reader: only a model that was fine-tuned for a task reads documents by a reader"
+            "reader-needs-task", "reader: only a model that was fine-tuned for a task takes a reader"
         )

@@ -155,7 +155,7 @@ class Objective(ABC, Generic[Data]):
     def _continues_nothing(self) -> ConfigurationError:
         return ConfigurationError(
             "makes-no-text",
-            f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}",
+            f"generate: a model trained with objective {self.config.objective} cannot generate; {self.instead}",
         )
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Any:
@@ -167,7 +167,8 @@ class Objective(ABC, Generic[Data]):
         """
         raise ConfigurationError(
             "learned-no-task",
-            f"predict: a model trained with objective {self.config.objective} has learned no task; {self.instead}",
+            f"predict: a model trained with objective {self.config.objective} was not fine-tuned for a task;"
+            f" {self.instead}",
         )
 
     instead: ClassVar[str] = "score it with `asterism evaluate`"

@@ -273,9 +273,8 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
             raise
         raise LostProcessError(
             "process-lost",
-            "a process of this run has ended, or was silent for"
-            f" {config.process_timeout} seconds, so all of them end; the newest checkpoint, if there is one, is"
-            " whole: --resume goes on",
+            f"a process of this run has ended, or was silent for {config.process_timeout} seconds, so all of them"
+            " end; the newest checkpoint, if any, is intact: continue with --resume",
         ) from error
     finally:
         if is_ours and dist.is_initialized():
@@ -291,8 +290,8 @@ def _make_group(config: TrainingConfig) -> None:
         if not os.environ.get(name):
             raise ConfigurationError(
                 "launcher-variable-missing",
-                f"WORLD_SIZE says that this is one of {os.environ['WORLD_SIZE']} processes, and {name} is not set:"
-                " start them with torchrun, or unset WORLD_SIZE",
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {name} is not set: start them with torchrun, or unset"
+                " WORLD_SIZE",
             )
     # A thread of gloo that still lets go of tensors when the interpreter ends aborts the process, about once in thirty
     # runs on a busy machine. Threads end with their groups, and these with the last of what refers to them.
@@ -340,8 +339,8 @@ def compare(processes: Processes, what: str, own: Mapping[str, str]) -> None:
             if other.get(name) != value:
                 raise ConfigurationError(
                     "processes-differ",
-                    f"the processes of a run must be alike: {what} {name} is {value} in process 0,"
-                    f" {other.get(name)} in process {rank}",
+                    f"the processes of a run must agree: {what} {name} is {value} in process 0, {other.get(name)} in"
+                    f" process {rank}",
                 )
 
 

@@ -27,7 +27,7 @@ def shard_weights(model: nn.Module, processes: Processes, config: TrainingConfig
     if config.optimizer == "adafactor":
         raise ConfigurationError(
             "adafactor-sharded",
-            "parallel: fsdp shares out the rows of matrices, and adafactor needs their means: use adamw or muon, or dp",
+            "parallel: fsdp divides the rows of matrices, but adafactor needs their means: use adamw or muon, or dp",
         )
     # The penalty of adaptive spans is read behind the blocks: all is one group then, which stays until the end.
     blocks = [] if getattr(getattr(model, "config", None), "adaptive_span", False) else list(_blocks(model))

@@ -176,7 +176,8 @@ class _RefuseNotFinite(LogitsProcessor):
 
 def _not_finite() -> AsterismError:
     return AsterismError(
-        "answers-not-finite", "the model's answers are not finite: its weights, or its arithmetic, cannot be used"
+        "answers-not-finite",
+        "the model's answers are not finite (NaN or infinity): check its weights and the dtype",
     )
 
 

@@ -38,20 +38,20 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise CheckpointError(
             "tokenizer-missing",
-            f"model: {folder} holds no tokenizer; put there the one that the model was trained with",
+            f"model: {folder} holds no tokenizer; add the one that the model was trained with",
         )
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **LOCAL, config=config)
     except (OSError, *DAMAGED) as error:
         raise CheckpointError(
-            "unreadable-model", f"model: {folder} holds no model and tokenizer that can be read: {why_unread(error)}"
+            "unreadable-model", f"model: {folder} holds no readable model and tokenizer: {why_unread(error)}"
         ) from error
     if isinstance(config, AsterismConfig):
         check_values(vars(config))  # a file of ours always loads, whatever it holds
     if not tokenizer.is_fast:
         raise ConfigurationError(
-            "slow-tokenizer", f"model: {folder} has no fast tokenizer, which says where in the text its tokens are"
+            "slow-tokenizer", f"model: {folder} has no fast tokenizer, which is needed to locate tokens in the text"
         )
     if getattr(config, "type_vocab_size", 0) < 2:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
@@ -69,8 +69,8 @@ def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
         if not is_of_values(tokenizer):
             raise ConfigurationError(
                 "tokenizer-unwanted",
-                f"model: {folder} has a tokenizer of its own, so its tokens are not the values of a modality; leave"
-                " modality out, or give a model of values",
+                f"model: {folder} has a tokenizer, so its tokens are not the values of a modality; leave modality"
+                " out, or give a model without a tokenizer",
             )
         return tokenizer, config
     with _readable(folder):
@@ -90,7 +90,7 @@ def model_shape(folder: Path, answers: Answers[Any]) -> PreTrainedConfig:
         # transformers passes over what a kind of model does not know
         if not hasattr(shape, name):
             raise ConfigurationError(
-                "no-such-choice", f"model: the {shape.model_type} model in {folder} leaves no choice of {name}"
+                "no-such-choice", f"model: the {shape.model_type} model in {folder} has no setting {name}"
             )
     return shape
 
@@ -135,8 +135,8 @@ def refuse_tokens(model: PreTrainedModel, tokens: int, path: str) -> None:
     if tokens > rows:
         raise ConfigurationError(
             "vocabulary-differs",
-            f"model: the tokenizer in {path} has {tokens:,} tokens, the model's embedding has rows for {rows:,};"
-            " give the model the tokenizer that it was trained with",
+            f"model: the tokenizer in {path} has {tokens:,} tokens, but the model's embedding has {rows:,} rows; give"
+            " the model the tokenizer that it was trained with",
         )
 
 
@@ -196,8 +196,8 @@ def _refuse_pickle(folder: Path) -> None:
     if pickles and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             "pickle-only",
-            f"model: {folder} has its weights in a pickle only ({pickles[0]}), which can run code when it is read: save"
-            " them as safetensors, or let `asterism import --allow-pickle` make one of our models of them",
+            f"model: {folder} has its weights only in a pickle ({pickles[0]}), which can run code when it is read:"
+            " save them as safetensors, or import them with `asterism import --allow-pickle`",
         )
 
 

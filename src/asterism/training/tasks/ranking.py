@@ -50,8 +50,8 @@ def learned_scorer(
     if len(lessons) < FEWEST:
         raise DataError(
             "no-ranking-examples",
-            f"data: reader {rows.reader} learns from training examples that say which of more than {reader.k} windows"
-            f" they want; there are {len(lessons)}, and {FEWEST} are needed: give more or longer ones, or by=bm25",
+            f"data: reader {rows.reader} learns from training examples of more than {reader.k} windows with a known"
+            f" answer; got {len(lessons)}, but {FEWEST} are needed: give more or longer ones, or by=bm25",
         )
     scorer, found = learn(lessons, documents, seed)
     return scorer, (
@@ -77,6 +77,6 @@ def require_scorer(reader: Reader, rows: ExampleRows[Any]) -> None:
     if reader.learns and rows.scorer is None:
         raise ConfigurationError(
             "scorer-missing",
-            f"reader: {reader} ranks by what is learned in fine-tuning, and this run was fine-tuned by {rows.reader}:"
-            f" fine-tune by it, or ask by=bm25",
+            f"reader: {reader} needs a scorer learned in fine-tuning, but this run was fine-tuned with {rows.reader}:"
+            f" fine-tune with {reader}, or use by=bm25",
         )

@@ -64,7 +64,7 @@ class ExampleRows(ABC, Generic[Example]):
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ConfigurationError("at-least-one", f"length: rows have at least one token, got {self.length}")
+            raise ConfigurationError("at-least-one", f"length must be at least 1 token, got {self.length}")
 
     @property
     def reading(self) -> Reader:
@@ -98,12 +98,12 @@ class ExampleRows(ABC, Generic[Example]):
         if document.room < needs:
             raise DataError(
                 "no-room-for-document",
-                f"{place}: what stands around the document has {encoded.around:,} tokens and leaves"
-                f" {max(0, document.room):,} of length {self.length:,} for it, where reader {self.reader} needs"
-                f" {needs:,}: give a longer length",
+                f"{place}: the text around the document takes {encoded.around:,} tokens, which leaves"
+                f" {max(0, document.room):,} of length {self.length:,}, but reader {self.reader} needs {needs:,}:"
+                " give a longer length",
             )
         if not document.tokens:
-            raise DataError("empty-document", f"{place}: the tokenizer makes no token of the document")
+            raise DataError("empty-document", f"{place}: the document is empty after tokenization")
         if reason := self.reading.refusal(document):
             raise DataError("bad-example", f"{place}: {reason}")
         return document

@@ -70,7 +70,7 @@ class Kind(Generic[Example]):
         if reading.name not in self.rows.readers:
             allowed = ", ".join(self.rows.readers)
             raise ConfigurationError(
-                "reader-unsuitable", f"reader: {reading} is none for {self.name}; it reads by {allowed}"
+                "reader-unsuitable", f"reader: {reading} cannot be used for {self.name}; choose {allowed}"
             )
         values["reader"] = str(reading.settled(self.answers.pools))
         if odd := values.keys() - self.fields.keys() - {"scorer"}:

@@ -1,4 +1,4 @@
-"""The ways to bring queries and keys together, each in a file: which it offers for a rule, what moves, what is held.
+"""The ways to bring queries and keys together, one per file: what each offers for a pattern, moves and holds.
 
 The file of the same name in `asterism.parallel.ways` executes it.
 """

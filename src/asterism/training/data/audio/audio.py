@@ -52,7 +52,7 @@ class Audio(Modality):
         try:
             recording = inspect(path)
             if (length := recording.length(self.rate)) > LONGEST_PROMPT:
-                raise ValueError(f"has {length:,} samples; at most {LONGEST_PROMPT:,} are continued: cut it")
+                raise ValueError(f"has {length:,} samples; a prompt may have at most {LONGEST_PROMPT:,}: cut it")
             return read_codes(recording, self.rate, 0, length)
         except (ValueError, OSError) as error:
             raise refused(path, error, what="prompt") from None
@@ -84,5 +84,6 @@ class Audio(Modality):
         for path in (picture_of(output), *first):
             if path.exists():
                 raise CheckpointError(
-                    "output-exists", f"output: {path} exists, and would be written beside {output}; choose another name"
+                    "output-exists",
+                    f"output: {path} exists, but would be written next to {output}; choose another name",
                 )

@@ -57,11 +57,9 @@ class AudioSplits(Splits):
 
     def __init__(self, path: str | None, rate: int, classes: int | None, settings: str) -> None:
         if path is None:
-            raise DataError("recordings-folder", "data: a folder of recordings is needed")
+            raise DataError("recordings-folder", "data: give a folder of recordings")
         if os.path.isfile(path):
-            raise DataError(
-                "recordings-folder", f"data: {path} is a file; recordings are read from the files of a folder"
-            )
+            raise DataError("recordings-folder", f"data: {path} is a file; give the folder that holds the recordings")
         self.name = path
         there = list_folder(Path(path))
         names = [name for name in there if name.lower().endswith(SUFFIXES)]
@@ -73,7 +71,7 @@ class AudioSplits(Splits):
         if classes not in (None, len(folder.classes)):
             raise DataError(
                 "classes-differ",
-                f"data: {path} has {len(folder.classes)} class folders, and {settings} tells {classes} classes apart",
+                f"data: {path} has {len(folder.classes)} class folders, but {settings} has {classes} classes",
             )
         self.sha256 = folder.identity(settings)
         self._splits = {

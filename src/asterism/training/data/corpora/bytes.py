@@ -114,7 +114,7 @@ class Bytes(Modality):
             if (size := regular(path, what="prompt").stat().st_size) > LONGEST_PROMPT:
                 raise DataError(
                     "prompt-too-long",
-                    f"prompt: {path} has {size:,} bytes; at most {LONGEST_PROMPT:,} are continued: cut it",
+                    f"prompt: {path} has {size:,} bytes; a prompt may have at most {LONGEST_PROMPT:,}: cut it",
                 )
             return np.frombuffer(path.read_bytes(), dtype=np.uint8)
         except OSError as error:
@@ -151,7 +151,7 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
     if path is None:
         if record_length is not None:
             raise DataError(
-                "records-need-file", "data: records need a file of your own; give its path along with the record length"
+                "records-need-file", "data: records need a file; give its path along with the record length"
             )
         return _from_files(STANDARD_LIBRARY, _library_folder(), _library_files())
     path = Path(path)
@@ -190,7 +190,7 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise DataError("not-json", f"data: {path} line {number} is no JSON: {error}") from None
+        raise DataError("not-json", f"data: {path} line {number} is not JSON: {error}") from None
     text = entry.get("text") if isinstance(entry, dict) else None
     if not isinstance(text, str):
         raise DataError(
@@ -200,7 +200,7 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
         raise DataError("empty-document", f"data: {path} line {number} holds an empty document; remove the line")
     if "\0" in text:
         raise DataError(
-            "nul-character", f"data: {path} line {number} has a NUL character, which ends a document here; remove it"
+            "nul-character", f"data: {path} line {number} has a NUL character, which would end the document; remove it"
         )
     return text.encode(errors="replace")
 
@@ -256,8 +256,8 @@ def _refuse_few(name: str, parts: Mapping[Split, Sequence[Any]]) -> None:
     if empty := [split for split in SPLITS if not parts[split]]:
         raise DataError(
             "too-few-documents",
-            f"data: {name} has too few documents, {count:,}: each goes whole to a split, by its hash, and none to the"
-            f" {empty[0]} split; give more documents, or one file of bytes, which is cut",
+            f"data: {name} has {count:,} documents, too few: their hashes put none into the {empty[0]} split; give"
+            " more documents, or one file of bytes, which is cut into splits",
         )
 
 

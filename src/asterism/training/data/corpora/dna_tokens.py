@@ -55,7 +55,8 @@ def _number(name: str, number: str, least: int, most: int, what: str) -> int:
     """Raises ConfigurationError for what is no number within these limits."""
     if not number.isdecimal() or not least <= int(number[:10]) <= most:
         raise ConfigurationError(
-            "tokenizer-text", f"tokenizer {name!r}: behind the colon a whole number of {what}, {least} to {most:,}"
+            "tokenizer-text",
+            f"tokenizer {name!r}: the colon must be followed by a whole number of {what}, from {least} to {most:,}",
         )
     return int(number)
 

@@ -163,14 +163,12 @@ def split_homes(folder: Path, names: Sequence[str]) -> dict[str, Split]:
                 f"data: {folder}: the folders {same[0]} and {same[1]} are both the {split} split; keep one",
             )
     if "train" not in homes.values():
-        raise DataError(
-            "no-train-folder", f"data: {folder} has a folder {next(iter(homes))}, but none that is called train"
-        )
+        raise DataError("no-train-folder", f"data: {folder} has a folder {next(iter(homes))}, but no folder train")
     for name in names:
         if name.split("/", 1)[0] not in homes:
             raise DataError(
                 "loose-file",
-                f"data: {folder / name} lies beside the folders {', '.join(homes)}: move it into one of them, or"
+                f"data: {folder / name} is next to the folders {', '.join(homes)}: move it into one of them, or"
                 " elsewhere",
             )
     return homes

@@ -69,6 +69,6 @@ def _naming(folder: Path) -> Iterator[None]:
     except (OSError, CheckpointError) as error:
         raise DataError(
             "temporary-folder",
-            f"data: what the processes of a run share is kept in {folder}, which failed: {error}; set TMPDIR to a"
-            " folder with more room",
+            f"data: files that the processes of a run share are written to {folder}, which failed: {error}; set"
+            " TMPDIR to a folder with more room",
         ) from None

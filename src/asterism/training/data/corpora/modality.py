@@ -109,7 +109,8 @@ class Modality(ABC):
         """Raises ConfigurationError, before any work, if `write` could not write a file of this name."""
         if self.outputs and output.suffix.lower() not in self.outputs:
             raise ConfigurationError(
-                "output-suffix", f"output: {output}: the name of a file of {self.unit} ends in {_either(self.outputs)}"
+                "output-suffix",
+                f"output: {output}: the name of a file of {self.unit} must end in {_either(self.outputs)}",
             )
 
     def kept(self, values: int, share: float | None) -> int:

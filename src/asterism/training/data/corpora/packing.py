@@ -103,7 +103,7 @@ class TokenStream:
         if len(self.tokens) < content:
             raise DataError(
                 "too-few-tokens",
-                f"data: {what} has {len(self.tokens):,} tokens in {self.documents:,} documents, a sequence needs"
+                f"data: {what} has {len(self.tokens):,} tokens in {self.documents:,} documents, but a sequence needs"
                 f" {content:,}; give more data or a shorter context",
             )
 

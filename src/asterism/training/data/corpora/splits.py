@@ -92,7 +92,7 @@ class Splits(ABC):
 
     def documents(self, split: Split) -> Iterator[str]:
         """The documents of one split, as text. Raises DataError for data that are no text."""
-        raise DataError("not-text", f"data: {self.name} holds {self.unit}, no text to make tokens of")
+        raise DataError("not-text", f"data: {self.name} holds {self.unit}, not text: it cannot be tokenized")
 
     def length(self, split: Split) -> int:
         """How many values a split has."""
@@ -104,13 +104,14 @@ class Splits(ABC):
         if not pieces.is_stream and not len(pieces):
             raise DataError(
                 "empty-split",
-                f"data: the {split} split of {self.name} is empty; give more data, or say yourself which are held out",
+                f"data: the {split} split of {self.name} is empty; give more data, or choose the held-out data"
+                " yourself",
             )
         needed = context + 1 if pieces.is_stream else 1
         if len(pieces) < needed:
             raise DataError(
                 "pieces-too-short",
-                f"data: the {split} split of {self.name} has {len(pieces):,} {self.unit}, a sequence of context"
+                f"data: the {split} split of {self.name} has {len(pieces):,} {self.unit}, but a sequence of context"
                 f" {context:,} needs {needed:,}; give more data or a shorter context",
             )
         return pieces

@@ -121,8 +121,8 @@ def documents_in(files: Iterable[Path]) -> Iterator[Stored]:
 def _compressed(path: Path) -> DataError:
     return DataError(
         "compressed-archive",
-        f"data: {path} is a compressed archive, and sequences are read from the middle of archives: unpack it"
-        f" to a {ARCHIVE} file, or to a folder",
+        f"data: {path} is a compressed archive, which allows no random access: unpack it to a {ARCHIVE} file, or to a"
+        " folder",
     )
 
 
@@ -133,12 +133,12 @@ def _members(source: SourceFile) -> Iterator[Stored]:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every one
                 if member.size < 0:  # the next member would be this one, for ever
                     raise DataError(
-                        "damaged-archive", f"data: {source.path} is no tar archive, or damaged: a size is negative"
+                        "damaged-archive", f"data: {source.path} is not a tar archive, or damaged: a size is negative"
                     )
                 if archive.offset > source.size:  # where the next one would begin
                     raise DataError(
                         "damaged-archive",
-                        f"data: {source.path} is no tar archive, or damaged: {member.name:.200} should have"
+                        f"data: {source.path} is not a tar archive, or damaged: {member.name:.200} should have"
                         f" {member.size:,} bytes, and the archive has {source.size:,}",
                     )
                 if not member.isfile() or _is_hidden(member.name):
@@ -152,10 +152,10 @@ def _members(source: SourceFile) -> Iterator[Stored]:
     except (tarfile.TarError, EOFError, ValueError) as error:
         if source.read(0, min(source.size, 8)).startswith(_COMPRESSED_BYTES):
             raise _compressed(source.path) from None
-        raise DataError("damaged-archive", f"data: {source.path} is no tar archive, or damaged: {error}") from None
+        raise DataError("damaged-archive", f"data: {source.path} is not a tar archive, or damaged: {error}") from None
     except MemoryError:  # tarfile reads the name of a member as long as its header says
         raise DataError(
-            "damaged-archive", f"data: {source.path} is no tar archive, or damaged: a name is longer than memory"
+            "damaged-archive", f"data: {source.path} is not a tar archive, or damaged: a name is longer than memory"
         ) from None
     except OSError as error:
         raise DataError("unreadable-file", f"data: cannot read {source.path}: {error.strerror or error}") from None

@@ -198,7 +198,7 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     except (CheckpointError, OSError, ImportError, *DAMAGED) as error:
         raise DataError(
-            "unreadable-tokenizer", f"tokenizer: {folder} holds none that can be read: {why_unread(error)}"
+            "unreadable-tokenizer", f"tokenizer: {folder} holds no readable tokenizer: {why_unread(error)}"
         ) from error
     known = tokenizer.get_vocab()
     lacking = [" or ".join(names) for names in needs.tokens if all(getattr(tokenizer, one) is None for one in names)]
@@ -206,7 +206,7 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
     if lacking:
         raise DataError(
             "special-tokens-missing",
-            f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which {needs.what} needs",
+            f"tokenizer: the one in {folder} has no {', no '.join(lacking)}, which {needs.what} needs",
         )
     return tokenizer
 

@@ -53,9 +53,7 @@ def read_annotation(path: str | Path) -> Iterator[Interval]:
         if name.endswith(suffixes):
             return reader(path)
     known = ", ".join(suffix for suffixes in READERS for suffix in suffixes)
-    raise ConfigurationError(
-        "annotation-suffix", f"{path}: the name does not say which annotation it holds; it must end in one of {known}"
-    )
+    raise ConfigurationError("annotation-suffix", f"{path}: the name of an annotation must end in one of {known}")
 
 
 def read_bed(path: str | Path) -> Iterator[Interval]:
@@ -144,7 +142,7 @@ def _features(
             raise DataError("too-few-columns", f"{place}: GFF needs 9 columns, separated by tabs; seen: {len(cells)}")
         sequence, _, kind, start, end, _, strand, phase, described = cells
         if phase not in (".", "0", "1", "2"):
-            raise DataError("gff-phase", f"{place}: phase {shown(phase[:40])} is none of 0, 1, 2 and '.'")
+            raise DataError("gff-phase", f"{place}: phase must be 0, 1, 2 or '.', got {shown(phase[:40])}")
         attributes = attributes_of(place, described)
         name = next((attributes[key] for key in _GFF_NAMES if key in attributes), "")
         strand = "." if strand == "?" else strand
@@ -160,7 +158,7 @@ def _gff_attributes(place: str, text: str) -> dict[str, str]:
             continue
         if not equals or not key:
             raise DataError(
-                "gff-attribute", f"{place}: the attribute {shown(part.strip()[:40])} is no KEY=VALUE; is this GTF?"
+                "gff-attribute", f"{place}: the attribute {shown(part.strip()[:40])} is not KEY=VALUE; is this GTF?"
             )
         attributes[unquote(key)] = unquote(value)
     return attributes
@@ -173,9 +171,7 @@ def _gtf_attributes(place: str, text: str) -> dict[str, str]:
     while text[position:].strip() not in ("", "."):
         if (found := _GTF_ATTRIBUTE.match(text, position)) is None:
             rest = shown(text[position:].strip()[:40])
-            raise DataError(
-                "gtf-attribute", f'{place}: the attributes from {rest} on are not as GTF has them: KEY "VALUE";'
-            )
+            raise DataError("gtf-attribute", f'{place}: the attributes from {rest} on must be of the form KEY "VALUE";')
         attributes.setdefault(found[1], found[2].strip('"'))
         position = found.end()
     return attributes

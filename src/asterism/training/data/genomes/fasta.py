@@ -117,13 +117,13 @@ def read_fastq(path: str | Path) -> Iterator[SequenceHeader | bytes]:
         letters, separator, qualities = rest
         if not separator.startswith("+"):
             raise DataError(
-                "fastq-plus", f"{path}, line {number + 2:,}: '+' must stand between letters and qualities of a read"
+                "fastq-plus", f"{path}, line {number + 2:,}: a line '+' must separate letters and qualities of a read"
             )
         if len(letters) != len(qualities) or not all("!" <= quality <= "~" for quality in set(qualities)):
             raise DataError(
                 "fastq-qualities",
-                f"{path}, line {number + 3:,}: {len(letters):,} letters need as many qualities, each from '!' to '~';"
-                f" there are {len(qualities):,}",
+                f"{path}, line {number + 3:,}: {len(letters):,} letters need {len(letters):,} qualities, each from"
+                f" '!' to '~'; there are {len(qualities):,}",
             )
         raw = letters.encode()
         if raw.translate(None, ALLOWED):
@@ -178,7 +178,7 @@ def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_LetterRun]:
         offset += len(data)
     if header is not None:
         raise DataError(
-            "sequence-missing", f"{path}, line {line:,}: the file ends behind a name; its sequence is missing"
+            "sequence-missing", f"{path}, line {line:,}: the file ends after a name; its sequence is missing"
         )
     if offset == 0:
         raise DataError("empty-file", f"{path} is empty")
@@ -198,7 +198,7 @@ def _name(place: str, header: bytes) -> str:
     """The first word of a header, behind its '>' or '@'."""
     words = header[1:].split(maxsplit=1)
     if not words or header[1:2].isspace():
-        raise DataError("name-missing", f"{place}: the sequence has no name behind {chr(header[0])!r}")
+        raise DataError("name-missing", f"{place}: the sequence has no name after {chr(header[0])!r}")
     if not _NAME.fullmatch(words[0]):
         raise DataError("name-not-ascii", f"{place}: the name {words[0][:40]!r} must be printable ASCII")
     return words[0].decode()
@@ -218,7 +218,5 @@ def _wrong_letter(path: str | Path, run: _LetterRun) -> DataError:
     elif letter in "-.*":
         reason = "is a gap of an alignment; sequences have none"
     else:
-        reason = (
-            "is no letter of DNA: these are A, C, G, T, N, U and IUPAC's R, Y, S, W, K, M, B, D, H, V, in either case"
-        )
+        reason = "is not a letter of DNA: use A, C, G, T, N, U and IUPAC's R, Y, S, W, K, M, B, D, H, V, in either case"
     return DataError("bad-letter", f"{path}, line {run.line + number:,}, column {column:,}: {letter!r} {reason}")

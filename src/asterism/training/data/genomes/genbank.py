@@ -118,7 +118,7 @@ def _events(path: str | Path) -> Iterator[_Feature | SequenceHeader | bytes | _R
             if record.section == "ORIGIN" and record.seen != record.length:
                 raise DataError(
                     "genbank-length",
-                    f"{place}: the record has {record.seen:,} letters; its LOCUS says {record.length:,}",
+                    f"{place}: the record has {record.seen:,} letters; its LOCUS line has {record.length:,}",
                 )
             yield record
             record = None
@@ -134,7 +134,7 @@ def _events(path: str | Path) -> Iterator[_Feature | SequenceHeader | bytes | _R
             if begins:
                 feature = _feature(place, line, record)
             elif feature is None:
-                raise DataError("genbank-qualifier", f"{place}: a qualifier stands before the first feature")
+                raise DataError("genbank-qualifier", f"{place}: a qualifier comes before the first feature")
             else:
                 feature.add(line.strip())
     if record is not None:
@@ -150,7 +150,7 @@ def _locus(place: str, line: str) -> _Record:
             "genbank-header", f"{place}: a record of GenBank begins with 'LOCUS NAME LENGTH bp', seen: {line[:40]!r}"
         )
     if found[3] == "aa":
-        raise DataError("protein-record", f"{place}: the record {shown(found[1])} is a protein; genomes are read")
+        raise DataError("protein-record", f"{place}: the record {shown(found[1])} is a protein; give a genome")
     return _Record(place, found[1], int(found[2][:18]))
 
 
@@ -171,7 +171,7 @@ def _letters(place: str, line: str, record: _Record) -> bytes:
         )
     letters = "".join(groups).encode()
     if wrong := letters.translate(None, ALLOWED):
-        raise DataError("bad-letter", f"{place}: {chr(wrong[0])!r} is no letter of DNA")
+        raise DataError("bad-letter", f"{place}: {chr(wrong[0])!r} is not a letter of DNA")
     record.seen += len(letters)
     return letters
 
@@ -180,17 +180,15 @@ def _parts(place: str, text: str, depth: int) -> list[tuple[str, str, Strand]]:
     """Start, end and strand of each part of a location, in the order in which they are read."""
     text = text.strip()
     if depth > DEEPEST_LOCATION:
-        raise DataError(
-            "nested-too-deeply", f"{place}: the location has more than {DEEPEST_LOCATION} operators one within another"
-        )
+        raise DataError("nested-too-deeply", f"{place}: the location has more than {DEEPEST_LOCATION} nested operators")
     if found := _RANGE.fullmatch(text):
         return [(found[1], found[2] or found[1], "+")]
     operator, _, inner = text.partition("(")
     if operator not in ("complement", "join", "order") or not inner.endswith(")"):
         raise DataError(
             "genbank-location",
-            f"{place}: the location {shown(text[:60])} is none that is read here: a place, a range, and"
-            " complement, join and order of them",
+            f"{place}: the location {shown(text[:60])} cannot be read: give a position, a range, or complement, join"
+            " or order of them",
         )
     parts = [part for one in _arguments(inner[:-1]) for part in _parts(place, one, depth + 1)]
     if operator == "complement":

@@ -153,7 +153,7 @@ class Genome(Modality):
         if regions and homes:
             raise DataError(
                 "splits-and-regions",
-                f"data: {path} has folders that are splits, and regions are named; do one or the other",
+                f"data: {path} has folders that are splits, and regions were named too; use one of them",
             )
         parts, left_out = divide(sequences, regions, homes, self.most_unknown)
         splits = GenomeSplits(
@@ -171,8 +171,8 @@ class Genome(Modality):
         if not len(splits.pieces("train")) or not len(splits.pieces("validation")):
             raise DataError(
                 "empty-split",
-                f"data: {path} is too small to be split by blocks of 131,072 bases: a split is empty; name regions, as"
-                ' in genome(validation="chr1:1-50000", test="chr2")',
+                f"data: {path} is too small to be split by blocks of 131,072 bases: a split is empty; name regions,"
+                ' such as genome(validation="chr1:1-50000", test="chr2")',
             )
         return splits
 
@@ -193,13 +193,13 @@ class Genome(Modality):
         sequences = open_sequences(path, self.masked)  # type: ignore[arg-type]
         if len(sequences.names) > 1:
             raise DataError(
-                "prompt-sequences", f"prompt: {path} holds {len(sequences.names):,} sequences; one is continued"
+                "prompt-sequences", f"prompt: {path} holds {len(sequences.names):,} sequences; a prompt must hold one"
             )
         name = sequences.names[0]
         if sequences.length(name) > LONGEST_PROMPT:
             raise DataError(
                 "prompt-too-long",
-                f"prompt: {path} has {sequences.length(name):,} bases; at most {LONGEST_PROMPT:,} are continued",
+                f"prompt: {path} has {sequences.length(name):,} bases; a prompt may have at most {LONGEST_PROMPT:,}",
             )
         return sequences.read(name, 0, sequences.length(name))
 

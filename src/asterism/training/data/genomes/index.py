@@ -91,18 +91,18 @@ def index_of(path: str | Path) -> Indexed:
             _make(path, folder)
         if state_of(path) != before:
             shutil.rmtree(folder, ignore_errors=True)
-            raise DataError("file-changed", f"{path} changed while it was read; start again when it is whole")
+            raise DataError("file-changed", f"{path} changed while it was read; start again when it is complete")
         _forget_earlier(folder)
     except OSError as error:
         raise DataError(
             "index-not-kept",
-            f"data: the index of {path} cannot be kept: {error.strerror or error}; set ASTERISM_CACHE to a folder of"
-            " your own",
+            f"data: the index of {path} cannot be stored: {error.strerror or error}; set ASTERISM_CACHE to a folder"
+            " that you can write to",
         ) from None
     except CheckpointError as error:
-        raise DataError("index-not-kept", f"{error} (ASTERISM_CACHE says where the index is kept)") from None
+        raise DataError("index-not-kept", f"{error} (ASTERISM_CACHE sets the folder of the index)") from None
     if (found := _kept(path, folder)) is None:
-        raise DataError("index-removed", f"data: the index of {path} in {folder} was removed while it was opened")
+        raise DataError("index-removed", f"data: the index of {path} in {folder} was removed while it was being opened")
     return found
 
 
@@ -221,7 +221,7 @@ class _Recorder:
             raise DataError("name-twice", f"{place}: the name {shown(name)} was given before, in {self.names[name]}")
         if len(self.names) == MOST_SEQUENCES:
             raise DataError(
-                "too-many-sequences", f"{place}: a file may hold {MOST_SEQUENCES:,} sequences here; divide it"
+                "too-many-sequences", f"{place}: a file may hold at most {MOST_SEQUENCES:,} sequences; divide it"
             )
         self.names[name] = place.rpartition(", ")[2]
         self._place, self._name, self._length, self._known = place, name, 0, 0

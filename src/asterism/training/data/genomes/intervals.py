@@ -99,15 +99,15 @@ def interval(
     if begin < first:
         raise DataError(
             "interval-start",
-            f"{place}: start {begin:,} lies before the first letter, which is number {first} in this format",
+            f"{place}: start {begin:,} is before the first letter, number {first} in this format",
         )
     if begin > stop:
         raise DataError(
             "interval-order",
-            f"{place}: start {begin:,} lies behind end {stop:,}; on either strand the smaller number comes first",
+            f"{place}: start {begin:,} is after end {stop:,}; on either strand the smaller number comes first",
         )
     if strand not in ("+", "-", "."):
-        raise DataError("interval-strand", f"{place}: strand {shown(strand)} is none of '+', '-' and '.'")
+        raise DataError("interval-strand", f"{place}: strand must be '+', '-' or '.', got {shown(strand)}")
     return Interval(sequence, begin - first, stop, strand, name, kind, place)  # type: ignore[arg-type]
 
 
@@ -115,10 +115,10 @@ def number(place: str, text: str, which: str) -> int:
     """A place as the digits of a text say it. Raises DataError."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise DataError("not-a-whole-number", f"{place}: {which} {shown(text[:40])} is no whole number")
+        raise DataError("not-a-whole-number", f"{place}: {which} must be a whole number, got {shown(text[:40])}")
     if len(digits) > len(str(FURTHEST)) or int(digits) >= FURTHEST:
         raise DataError(
             "interval-too-far",
-            f"{place}: {which} {text[:20]} is beyond {FURTHEST:,}, the furthest place that is known here",
+            f"{place}: {which} must be at most {FURTHEST:,}, got {text[:20]}",
         )
     return int(text)

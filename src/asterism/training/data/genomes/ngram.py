@@ -70,7 +70,7 @@ class OrderModel:
             total += self.bits(piece).sum(axis=1)
             bases += len(piece)
         if not bases:
-            raise DataError("no-bases", "data: there is no base to score")
+            raise DataError("no-bases", "data: no bases to score")
         return total / bases
 
     def _predicted(self, keys: np.ndarray) -> np.ndarray:
@@ -105,9 +105,7 @@ def count(pieces: Iterable[np.ndarray], order: int, *, both_strands: bool = True
     for no base, and for more than `MOST_BASES`.
     """
     if not 0 <= order <= HIGHEST:
-        raise ConfigurationError(
-            "order-range", f"a model of order {order} was asked for: the order must be from 0 to {HIGHEST}"
-        )
+        raise ConfigurationError("order-range", f"order must be from 0 to {HIGHEST}, got {order}")
     parts, bases = [], 0
     for piece in pieces:
         for strand in (piece, reverse_complement(piece)) if both_strands else (piece,):
@@ -120,7 +118,7 @@ def count(pieces: Iterable[np.ndarray], order: int, *, both_strands: bool = True
                     f"{', on both strands together' * both_strands}, the most that a model of their order counts",
                 )
     if not bases:
-        raise DataError("no-bases", "data: there is no base to count")
+        raise DataError("no-bases", "data: no bases to count")
     keys = np.concatenate(parts)
     sample = np.sort(keys[:: -(-bases // _LEARNED_FROM)])
     keys.sort()

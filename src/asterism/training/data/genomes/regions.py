@@ -103,9 +103,7 @@ def _by_sequence(named: Mapping[Split, Sequence[Interval]]) -> dict[str, list[tu
         stretches.sort()
         for (_, stop, _), (start, _, _) in zip(stretches, stretches[1:], strict=False):
             if start < stop:
-                raise DataError(
-                    "regions-overlap", f"data: two of the regions that are named overlap at {name}:{start + 1:,}"
-                )
+                raise DataError("regions-overlap", f"data: two of the named regions overlap at {name}:{start + 1:,}")
     return found
 
 

@@ -53,7 +53,7 @@ def compression_of(path: str | Path) -> bytes:
         if not path.exists():
             raise DataError("missing-file", f"data: there is no file {path}")
         if not path.is_file():
-            raise DataError("not-a-file", f"data: {path} is no file")
+            raise DataError("not-a-file", f"data: {path} is not a file")
         with path.open("rb") as file:
             head = file.read(8)
     except OSError as error:
@@ -113,7 +113,7 @@ def _text(path: str | Path, number: int, line: bytes, longest: int) -> str:
     line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
     if b"\0" in line:
         raise DataError(
-            "nul-character", f"{path}, line {number}: has a NUL byte at {line.index(0) + 1:,}; this is no text file"
+            "nul-character", f"{path}, line {number}: has a NUL byte at {line.index(0) + 1:,}; this is not a text file"
         )
     try:
         return line.removesuffix(b"\r").decode()
@@ -127,7 +127,7 @@ def _require_length(path: str | Path, number: int, line: bytes, longest: int) ->
     if len(line) > longest:
         raise DataError(
             "line-too-long",
-            f"{path}, line {number}: has more than {longest:,} bytes, the most that a line may have here",
+            f"{path}, line {number}: has more than {longest:,} bytes, the limit for a line",
         )
 
 
@@ -161,7 +161,7 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
             start = data = start + file.read(PIECE)
         if start and not start.startswith(magic):
             raise DataError(
-                "bytes-behind-end", f"{path} has bytes behind its end, {start[:4].hex(' ')}, that are not compressed"
+                "bytes-behind-end", f"{path} has bytes after its end, {start[:4].hex(' ')}, that are not compressed"
             )
 
 
@@ -179,13 +179,13 @@ def _bounded(path: str | Path, unfolded: Iterator[bytes], size: int) -> Iterator
         if total > LARGEST_UNPACKED:
             raise DataError(
                 "unpacks-too-large",
-                f"{path} unfolds to more than {LARGEST_UNPACKED:,} bytes, the most that is unpacked here",
+                f"{path} unpacks to more than the limit of {LARGEST_UNPACKED:,} bytes",
             )
         if total > max(FREE_OF_RATIO, LARGEST_RATIO * size):
             raise DataError(
                 "compression-ratio",
-                f"{path} has {size:,} bytes and unfolds to more than {total - 1:,}; beyond {FREE_OF_RATIO:,} bytes no"
-                f" more than {LARGEST_RATIO} times the file is unpacked",
+                f"{path} has {size:,} bytes and unpacks to more than {total - 1:,}; beyond {FREE_OF_RATIO:,} bytes"
+                f" the limit is {LARGEST_RATIO} times the size of the file",
             )
         yield block
 

@@ -117,7 +117,7 @@ def open_images(path: str | None, fitting: Fitting, classes: int | None, setting
     malformed, beyond the limits, of a size that is refused, or without the classes that are asked for.
     """
     if path is None:
-        raise DataError("pictures-need-path", "data: pictures need a folder or a file of your own; give its path")
+        raise DataError("pictures-need-path", "data: pictures need a folder or a file; give its path")
     place = Path(path)
     if os.path.isdir(place):
         names = list_folder(place)
@@ -200,7 +200,7 @@ def _of_files(
     if classes is not None and len(found.classes) != classes:
         raise DataError(
             "classes-differ",
-            f"data: {root} has pictures in {len(found.classes)} folders of classes; the model tells {classes} apart",
+            f"data: {root} has pictures in {len(found.classes)} folders of classes; the model has {classes} classes",
         )
     parts = {
         split: ImagePieces(
@@ -222,7 +222,7 @@ def _of_arrays(
         stray = names[homes.index(None)]
         raise DataError(
             "split-unsaid",
-            f"data: {root / stray}: its name does not say its split, as others do: train, validation, test",
+            f"data: {root / stray}: its name must begin with its split, as others do: train, validation, test",
         )
     if None not in homes and "train" not in homes:
         raise DataError("no-train-arrays", f"data: {root} has arrays of the {homes[0]} split, but none for train")
@@ -267,11 +267,11 @@ def _labels_of(files: Sequence[ArrayFile], classes: int | None) -> np.ndarray | 
         return None
     for file in files:
         if file.labels is None:
-            raise DataError("no-labels", f"data: {file.path} has no labels; the model tells {classes} classes apart")
+            raise DataError("no-labels", f"data: {file.path} has no labels; the model has {classes} classes")
         if (wrong := np.flatnonzero(file.labels >= classes)).size:
             raise DataError(
                 "label-range",
-                f"data: {file.path}: picture {wrong[0]} is of class {file.labels[wrong[0]]}, counted from 0;"
-                f" the model tells {classes} apart",
+                f"data: {file.path}: picture {wrong[0]} is of class {file.labels[wrong[0]]}, counted from 0; the"
+                f" model has {classes} classes",
             )
     return np.concatenate([file.labels for file in files if file.labels is not None])

@@ -61,7 +61,9 @@ class OneHotSequences(OnDemand):
             if not ((values == 0) | (values == 1)).all():
                 raise DataError("not-binary", f"{place}: the {name} must be 0 and 1")
         if (bits.sum(0) > 1).any():
-            raise DataError("deepsea-two-bases", f"{place}: base {int((bits.sum(0) > 1).argmax()):,} is two at once")
+            raise DataError(
+                "deepsea-two-bases", f"{place}: base {int((bits.sum(0) > 1).argmax()):,} has more than one letter"
+            )
         letters = np.where(bits.any(0), CHANNELS[bits.argmax(0)], np.uint8(ord("N")))
         record = Record(place, {"id": number})
         return LabelledSequence(record, letters.tobytes().decode(), True, self.columns, labels.astype(np.uint8))
@@ -80,7 +82,7 @@ def read_deepsea(path: Path) -> OneHotSequences:
     count = int(labels.shape[1 - axes[3]])
     names = [str(one) for one in arrays["columns"]] if "columns" in arrays else usual_columns(count)
     if len(names) != count or len(set(names)) != count:
-        raise DataError("deepsea-columns", f"{path}: columns must be the {count:,} names of the columns, each once")
+        raise DataError("deepsea-columns", f"{path}: columns must name the {count:,} columns, each once")
     return OneHotSequences(path, tuple(names), bases, labels, axes)
 
 
@@ -158,7 +160,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
                 header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                 if version not in header:
                     raise DataError(
-                        "npy-version", f"{path}: {member.filename} is of version {version} of .npy, which is not read"
+                        "npy-version",
+                        f"{path}: {member.filename} is of version {version} of .npy, which is not supported",
                     )
                 shape, _, dtype = header[version](file)
             if dtype.hasobject:
@@ -177,8 +180,8 @@ def _refuse_large(path: Path, name: str, shape: tuple[int, ...], item: int) -> N
     if size > LARGEST_ARRAY:
         raise DataError(
             "deepsea-too-large",
-            f"{path}: {name} has {size / 2**30:,.1f} GiB, and the limit for what is held in memory is"
-            f" {LARGEST_ARRAY / 2**30:g} GiB; save it as HDF5 (MATLAB 7.3), which is read an example at a time",
+            f"{path}: {name} has {size / 2**30:,.1f} GiB, but the limit in memory is {LARGEST_ARRAY / 2**30:g} GiB;"
+            " save it as HDF5 (MATLAB 7.3), which is read one example at a time",
         )
 
 

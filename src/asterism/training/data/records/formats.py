@@ -331,7 +331,7 @@ class Fasta(WrittenAsJson):
                 place, parts = f"{source.name}, line {number}", []
                 header = text[1:].strip()
                 if not header:
-                    raise DataError("name-missing", f"{place}: the header has no name behind '>'")
+                    raise DataError("name-missing", f"{place}: the header has no name after '>'")
             elif text and not header:
                 raise DataError(
                     "fasta-header",
@@ -388,7 +388,7 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
     if pair_of(path) is not None:
         if Lines.name not in allowed or asked not in (None, Lines.name):
             raise ConfigurationError(
-                "pair-of-files", f"data: {path} is a pair of files with lines of text, which is not read here"
+                "pair-of-files", f"data: {path} is a pair of text files, which this task does not read"
             )
         return FORMATS[Lines.name]
     if asked is None and FileNames.name in allowed and Path(path).is_dir():
@@ -396,22 +396,18 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
     if asked is not None:
         if asked not in allowed:
             raise ConfigurationError(
-                "unsupported-format", f"format: {asked!r} was asked for; this task reads {', '.join(allowed)}"
+                "unsupported-format", f"format: got {asked!r}; this task reads {', '.join(allowed)}"
             )
         return FORMATS[asked]
     if path == STDIN:
-        raise ConfigurationError(
-            "format-unsaid", f"format: what stdin holds must be said, one of: {', '.join(allowed)}"
-        )
+        raise ConfigurationError("format-unsaid", f"format: stdin needs a format, one of {', '.join(allowed)}")
     suffixes = {suffix: FORMATS[name] for name in allowed for suffix in FORMATS[name].suffixes}
     suffix = Path(path).suffix.lower()
     if suffix in COMPRESSED:
         inner = Path(Path(path).stem).suffix.lower()
         suffix = inner if inner in suffixes and suffixes[inner].unpacks else suffix
     if suffix not in suffixes:
-        raise DataError(
-            "unsupported-format", f"data: {path} must be a file of one of the kinds {', '.join(suffixes)}, by its name"
-        )
+        raise DataError("unsupported-format", f"data: {path}: the name must end in one of {', '.join(suffixes)}")
     return suffixes[suffix]
 
 

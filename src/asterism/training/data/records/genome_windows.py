@@ -61,6 +61,6 @@ def window_letters(sequences: Sequences, one: Interval, length: int) -> str:
 def require_all(sequences: Sequences, records: Sequence[Record]) -> None:
     """Raises DataError for the first interval that is not within its sequence, and if there is none at all."""
     if not records:
-        raise DataError("no-intervals", "data: there is no interval")
+        raise DataError("no-intervals", "data: no intervals")
     for record in records:
         interval_of(record).require_within(sequences)

@@ -45,8 +45,8 @@ class LabelledSequence:
             odd = sorted(set(self.columns) ^ set(columns))[:1] or ["their order"]
             raise DataError(
                 "columns-differ",
-                f"{self.record.place}: has {len(self.columns):,} columns of labels, the training data {len(columns):,};"
-                f" they differ in {odd[0]}",
+                f"{self.record.place}: has {len(self.columns):,} columns of labels, but the training data has"
+                f" {len(columns):,}; they differ in {odd[0]}",
             )
         return self.labels
 
@@ -56,7 +56,7 @@ class LabelledSequence:
         if not self.of_bases:
             raise DataError(
                 "no-other-strand",
-                f"{self.record.place}: a text has no other strand: leave augment_strands and average_strands out, or"
+                f"{self.record.place}: a text has no second strand: leave augment_strands and average_strands out, or"
                 " give a `sequence` of bases",
             )
         return replace(self, letters=other_strand(self.letters))
@@ -68,7 +68,7 @@ def bases(text: str, place: str) -> str:
     if odd := raw.translate(None, delete=letters.ALLOWED):
         at = raw.index(odd[:1])
         raise DataError(
-            "bad-letter", f"{place}: letter {at + 1:,} of the sequence is {text[at]!r}, which stands for no base"
+            "bad-letter", f"{place}: letter {at + 1:,} of the sequence is {text[at]!r}, which is not a code for bases"
         )
     return raw.translate(_CAPITALS).decode()
 
@@ -95,7 +95,7 @@ def columns_of(record: Record) -> tuple[str, ...]:
     names = tuple(str(name) for name in record.fields if name not in NOT_LABELS)
     if not names:
         raise DataError(
-            "no-labels", f"{record.place}: there is no label: give columns of 0 and 1, or a list of them as 'labels'"
+            "no-labels", f"{record.place}: no labels: give columns of 0 and 1, or a list of them as 'labels'"
         )
     for name in names:
         record.refuse_surrogates(name, name)
@@ -136,7 +136,7 @@ class LabelTable:
         for record in read_records(path, ("jsonl", "csv")):
             name = str(record.get("id"))
             if name in self.rows:
-                raise record.error("id", f"{name!r} stands in the table twice")
+                raise record.error("id", f"{name!r} is in the table twice")
             self.rows[name] = record
 
     def row(self, record: Record) -> Record:

@@ -218,7 +218,7 @@ def _answer(record: Record, context: str, text: Any, start: Any) -> Answer:
         first = context.find(text)
         where = f"it is at {first:,}" if first >= 0 else "it is nowhere in the context"
         raise record.error(
-            "answers", f"says {text!r:.60} is at character {start:,}, but there is {found!r:.60}; {where}"
+            "answers", f"has {text!r:.60} at character {start:,}, but the text there is {found!r:.60}; {where}"
         )
     return Answer(text, start)
 

@@ -71,7 +71,7 @@ class DocumentExamples(Examples[LabelledDocument]):
         if len(labels) < 2 - several:
             seen = ", ".join(labels) or "none"
             raise DataError(
-                "too-few-labels", f"data: the training documents must have {2 - several} labels or more, seen: {seen}"
+                "too-few-labels", f"data: the training documents must have at least {2 - several} labels, got {seen}"
             )
         return {"labels": labels, "several": several}
 

@@ -69,7 +69,7 @@ class LabelledFiles(DocumentExamples):
         labels = labels_in(record, self.several) if labelled else None
         path = Path(record.folder) / record.text("file")
         if not path.is_file():
-            raise record.error("file", f"names {path}, where there is no file")
+            raise record.error("file", f"names {path}, which does not exist")
         return LabelledDocument(record, str(path), labels, self.several)
 
 
@@ -150,12 +150,12 @@ def _folder(path: Path) -> SplitFolder:
     if loose and len(loose) < len(names):
         raise DataError(
             "loose-file",
-            f"data: {path / loose[0]} lies in no folder of a class, as others do: move it into one, or away",
+            f"data: {path / loose[0]} is outside the folders of the classes: move it into one, or elsewhere",
         )
     if not folder.classes:
         raise DataError(
             "class-folders",
-            f"data: {path} must hold two folders or more, one for each class, with the files of the class",
+            f"data: {path} must hold at least two folders, one for each class, with its files",
         )
     return folder
 

@@ -139,7 +139,9 @@ class SequenceExamples(Examples[LabelledSequence]):
     def _sequences(self) -> Sequences:
         """Those of the genome. Raises DataError if there is none."""
         if self.genome is None:
-            raise DataError("genome-missing", "data: intervals need a genome, and this run has none; give sequences")
+            raise DataError(
+                "genome-missing", "data: intervals need a genome, but this run has no sequences; give sequences"
+            )
         return open_sequences(self.genome)
 
 
@@ -172,7 +174,7 @@ class ColumnExamples(SequenceExamples):
         if groups and (lacking := [name for name in found["columns"] if name not in groups]):
             raise DataError(
                 "columns-without-group",
-                f"column_groups: {len(lacking):,} columns have no group, such as {lacking[0]!r}",
+                f"column_groups: {len(lacking):,} columns, such as {lacking[0]!r}, have no group",
             )
         named = tuple(groups[name] for name in found["columns"]) if groups else cls.usual_groups(found["columns"])
         return {**found, "groups": named}
@@ -371,6 +373,6 @@ def read_groups(path: Path) -> dict[str, str]:
 def _no_area(columns: int, examples: int) -> NoScoreError:
     return NoScoreError(
         "no-contrast",
-        f"none of the {columns:,} columns has both a 0 and a 1 among the {examples:,} examples that are scored: there"
-        " is no area under a curve; score more of them",
+        f"none of the {columns:,} columns has both a 0 and a 1 among the {examples:,} examples that are scored, so no"
+        " area under a curve exists; score more of them",
     )

@@ -135,8 +135,8 @@ def _pair(example: LabelledSequence, seed: int) -> Iterator[LabelledSequence]:
     if len(example.letters) < PIECES:
         raise DataError(
             "sequence-too-short",
-            f"{example.record.place}: has {len(example.letters)} bases; a negative is made of {PIECES} pieces of a"
-            " promoter, so it needs as many",
+            f"{example.record.place}: has {len(example.letters)} bases; a negative is made from {PIECES} pieces of a"
+            f" promoter, so at least {PIECES} are needed",
         )
     yield replace(example, labels=np.ones(1, dtype=np.uint8))
     yield replace(example, letters=negative(example.letters, seed), labels=np.zeros(1, dtype=np.uint8))

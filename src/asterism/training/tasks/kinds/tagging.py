@@ -54,7 +54,7 @@ class TaggedDocuments(Examples[TaggedDocument]):
         labels = in_order(set(every), known)
         if len(labels) < 2:
             raise DataError(
-                "too-few-labels", f"data: the training documents must have 2 tags or more, seen: {labels[0]}"
+                "too-few-labels", f"data: the training documents must have at least 2 tags, got {labels[0]}"
             )
         return {"labels": labels, "unread": "O" if "O" in labels else max(labels, key=every.count)}
 

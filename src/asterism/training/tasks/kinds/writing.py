@@ -296,8 +296,8 @@ def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTok
     if not model.is_encoder_decoder:
         raise ConfigurationError(
             "not-an-encoder-decoder",
-            f"model: {folder} holds a {model.model_type} model, which generates no text from another; give an"
-            " encoder-decoder, such as a BART or T5",
+            f"model: {folder} holds a {model.model_type} model, which cannot generate text from text; give an"
+            " encoder-decoder such as BART or T5",
         )
     for what, token, why in (
         ("tokenizer", tokenizer.pad_token_id, "no padding token (pad_token), which fills up the rows of a batch"),
@@ -312,7 +312,7 @@ def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTok
         if known is not None and token is not None and not 0 <= token < known:
             raise ConfigurationError(
                 "token-beyond-decoder",
-                f"model: the config.json in {folder} has {name} {token}, the decoder has tokens 0 to {known - 1:,}",
+                f"model: the config.json in {folder} has {name} {token}, but the decoder has tokens 0 to {known - 1:,}",
             )
 
 
@@ -323,13 +323,13 @@ def _target_length(config: FineTuneConfig, model: PreTrainedConfig) -> int:
         if most is None:
             raise ConfigurationError(
                 "target-length-unsaid",
-                f"target_length: the model in {config.model} does not say how many tokens its decoder takes; give one",
+                f"target_length: the decoder in {config.model} has no maximum length; give one",
             )
         return most
     if most is not None and config.target_length > most and ends(model):
         raise ConfigurationError(
             "target-beyond-decoder",
-            f"target_length: {config.target_length:,} tokens were asked for, the decoder in {config.model} takes"
+            f"target_length: got {config.target_length:,} tokens, but the decoder in {config.model} takes at most"
             f" {most:,}",
         )
     return config.target_length
