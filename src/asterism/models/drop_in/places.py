@@ -28,13 +28,15 @@ class Local(NamedTuple):
 class Place(NamedTuple):
     """Which of how many layers of attention a module is, and, where its pattern is made with it, its own restriction.
 
-    `follows` tells a layer without a restriction from one whose restriction is nobody's affair.
+    `follows` tells a layer without a restriction from one whose restriction is nobody's affair; `hides_future`, whether
+    the model hid the future from its tokens then.
     """
 
     number: int
     layers: int
     follows: bool = False
     local: Local | None = None
+    hides_future: bool = False
 
 
 _NAME = "asterism_place"
@@ -52,11 +54,11 @@ def place_of(module: nn.Module) -> Place:
     return place
 
 
-def set_places(modules: Sequence[nn.Module], own: Sequence[Local | None] | None) -> None:
+def set_places(modules: Sequence[nn.Module], own: Sequence[Local | None] | None, hides_future: bool) -> None:
     """Tell each module, first layer to last, where it stands, and what it is restricted to if its pattern has that."""
     for number, module in enumerate(modules):
         local = None if own is None else own[number]
-        setattr(module, _NAME, Place(number, len(modules), own is not None, local))
+        setattr(module, _NAME, Place(number, len(modules), own is not None, local, hides_future))
 
 
 def find_attention(model: PreTrainedModel) -> list[Any]:
