@@ -102,6 +102,22 @@ def test_chunks_begin_with_the_first_real_token() -> None:
     assert "blocks(size=8, left=0, right=0)" in model.config.asterism_pattern[0]
 
 
+def test_queries_are_scaled_by_their_positions_with_a_cache_too() -> None:
+    """Llama 4 asks its cache, in layers without rotations, how many tokens came before."""
+    scaled = {"attn_temperature_tuning": True, "floor_scale": 4, "attn_scale": 0.5, "no_rope_layers": [1, 0]}
+    sizes = {"attention_chunk_size": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_key_value_heads": 2}
+    config = Llama4TextConfig(**TINY, **scaled, **sizes)
+    torch.manual_seed(0)
+    model, options = Llama4ForCausalLM(config).eval(), {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"max_new_tokens": 8, "output_scores": True, "return_dict_in_generate": True}
+    found = []
+    use_pattern(model)
+    for implementation in ("eager", "asterism"):
+        model.set_attn_implementation(implementation)
+        found.append(torch.stack(model.generate(tokens(), **options).scores))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_model_without_a_window_is_refused() -> None:
     llama = LlamaForCausalLM(LlamaConfig(**TINY))
     for given in ([], ["native"], ["native | window(left=3)"]):

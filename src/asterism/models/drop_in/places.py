@@ -100,6 +100,12 @@ def makes_windows(model: PreTrainedModel) -> bool:
     )
 
 
+def counts_tokens(kind: Any) -> bool:
+    """Whether attention asks its cache, and nothing else of it, how many tokens come before (Llama 4)."""
+    source = _forward_of(kind)
+    return "past_key_values.get_seq_length(" in source and ".is_updated" not in source
+
+
 def _has_own_mask(kind: Any) -> bool:
     """Whether a model keeps the images of a row apart by a mask of its own (Pixtral)."""
     return "generate_block_attention_mask(" in _forward_of(kind)

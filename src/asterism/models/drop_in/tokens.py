@@ -45,6 +45,11 @@ class LayerTokens(NamedTuple):
     documents: tuple[int, ...] | None = None
     call: ModelCall | None = None
 
+    @property
+    def first(self) -> int:
+        """How many columns of a row come before those of this call."""
+        return self.seen if self.call is None else self.call.first
+
     def contiguous(self) -> "LayerTokens":
         """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
         raise ConfigurationError("foreign-keys", _OTHER_CACHE)
