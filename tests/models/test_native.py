@@ -102,6 +102,22 @@ def test_chunks_begin_with_the_first_real_token() -> None:
     assert "blocks(size=8, left=0, right=0)" in model.config.asterism_pattern[0]
 
 
+def test_queries_are_scaled_by_their_positions_with_a_cache_too() -> None:
+    """Llama 4 asks its cache, in layers without rotations, how many tokens came before."""
+    scaled = {"attn_temperature_tuning": True, "floor_scale": 4, "attn_scale": 0.5, "no_rope_layers": [1, 0]}
+    sizes = {"attention_chunk_size": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_key_value_heads": 2}
+    config = Llama4TextConfig(**TINY, **scaled, **sizes)
+    torch.manual_seed(0)
+    model, options = Llama4ForCausalLM(config).eval(), {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"max_new_tokens": 8, "output_scores": True, "return_dict_in_generate": True}
+    found = []
+    use_pattern(model)
+    for implementation in ("eager", "asterism"):
+        model.set_attn_implementation(implementation)
+        found.append(torch.stack(model.generate(tokens(), **options).scores))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_model_without_a_window_is_refused() -> None:
     llama = LlamaForCausalLM(LlamaConfig(**TINY))
     for given in ([], ["native"], ["native | window(left=3)"]):
@@ -135,3 +151,51 @@ def test_a_model_that_asks_for_another_window_is_refused() -> None:
     model.config.sliding_window = None
     with refusing(ConfigurationError, "native-not-followed"):
         model(tokens())
+
+
+def test_a_configuration_that_changed_since_is_refused(tmp_path) -> None:
+    """Before the first call, whether it was changed in memory, in a file, or on the way from it."""
+    model = use_pattern(mistral(), "native | sinks(first=2, window=1)")
+    model.save_pretrained(tmp_path)
+    model.config.sliding_window = 7
+    with refusing(ConfigurationError, "native-changed"):
+        use_pattern(model)
+    for size in (7, None):
+        with refusing(ConfigurationError, "native-changed"):
+            MistralForCausalLM.from_pretrained(tmp_path, sliding_window=size)
+    use_pattern(model, "native")
+    assert model.config.asterism_pattern == ["window(left=6, right=0, dilation=1)"] * 2
+    model(tokens())
+    model.config.sliding_window = 8
+    use_pattern(model, "window(left=3)", native_window="replace")
+    assert not any(name.startswith("asterism_native_p") for name in model.config.to_dict())
+
+
+def test_a_model_that_shows_the_future_since_is_refused() -> None:
+    model = use_pattern(mistral())
+    model.config.is_causal = False
+    with refusing(ConfigurationError, "native-not-followed"):
+        model(tokens(), use_cache=False)
+    with refusing(ConfigurationError, "native-changed"):
+        use_pattern(model)
+
+
+@pytest.mark.parametrize("pattern", ["native", "native | sinks(first=2, window=1)"])
+def test_padding_amid_a_row_is_refused(pattern: str) -> None:
+    """Eager attention counts it in its windows; patterns count tokens."""
+    model, ids = use_pattern(mistral(), pattern), tokens()
+    mask = torch.ones_like(ids)
+    mask[1, 8:12] = 0
+    with refusing(ConfigurationError, "native-hole"):
+        model(ids, attention_mask=mask)
+    cache = model(ids[:, :12], attention_mask=mask[:, :12]).past_key_values
+    with refusing(ConfigurationError, "native-hole"):
+        model(ids[:, 12:], attention_mask=mask, past_key_values=cache)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match="padding between the tokens of a row"):
+        compiled(ids, attention_mask=mask, use_cache=False)
+    mask[1, :12], mask[0, 20:] = 0, 0
+    model(ids, attention_mask=mask)
+    use_pattern(model, "window(left=4)", native_window="replace")
+    mask[1, 3] = 1
+    model(ids, attention_mask=mask)

@@ -1,5 +1,6 @@
 """One rank alone is given something wrong: all of them raise an error of one line, and none waits for another."""
 
+import copy
 import functools
 import threading
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 from odd_ranks import IN_THREADS, ask, cases, in_each_thread
 from ranks_in_threads import StrandedRankError, in_threads
-from sharded_models import causal, drawn
+from refusals import refusing
+from sharded_models import SIZES, causal, drawn, llama
+from transformers import MobileBertConfig, MobileBertForMaskedLM
 
 from asterism import kernels
 from asterism.errors import ConfigurationError
+from asterism.models import use_pattern
 
 CASES = [name for name, *_ in cases()]
 PATIENCE = 60
@@ -83,3 +87,86 @@ def test_an_error_amid_an_exchange_is_raised_at_once(monkeypatch):
 
     found = in_threads(2, call)
     assert str(found[1]) == "no memory for tiles" and isinstance(found[0], StrandedRankError), found
+
+
+def either(make):
+    """A model for each of two ranks."""
+    torch.manual_seed(0)
+    model = make()
+    return model, copy.deepcopy(model)
+
+
+MODELS = [lambda: causal("window(3)"), llama]
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+@pytest.mark.parametrize("make", MODELS)
+def test_a_rank_that_alone_computes_a_second_time_is_told_before(make):
+    """In the backward pass nobody could be told."""
+    models, tokens = either(make), drawn(2, 4)
+    models[1].gradient_checkpointing_enable({"use_reentrant": False})
+
+    def call(context):
+        models[context.rank].train()(input_ids=tokens, shift_labels=tokens).loss.backward()
+
+    found = in_threads(2, call)
+    assert all(type(one) is ConfigurationError and "gradient checkpointing" in str(one) for one in found), found
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("make", MODELS)
+def test_an_error_without_words_is_told(make):
+    class SilentError(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def fail(*_):
+        raise SilentError
+
+    models, tokens = either(make), drawn(2, 4)
+    next(x for x in models[1].modules() if isinstance(x, torch.nn.Linear)).register_forward_hook(fail)
+
+    def call(context):
+        try:
+            models[context.rank](input_ids=tokens)
+        except SilentError:
+            return "silent"
+        except ConfigurationError as error:
+            return str(error)
+
+    told, own = in_threads(2, call)
+    assert own == "silent" and told.endswith("so no rank does: SilentError"), (told, own)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("make", MODELS)
+def test_a_call_after_an_interrupted_one_is_computed_anew(make):
+    models, (before, tokens) = either(make), (drawn(2, 4, seed) for seed in (5, 6))
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    def call(context):
+        model = models[context.rank]
+        expected = model(input_ids=tokens, shift_labels=tokens).loss
+        hook = next(x for x in model.modules() if isinstance(x, torch.nn.Linear)).register_forward_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            model(input_ids=before, shift_labels=before)
+        hook.remove()
+        return torch.equal(model(input_ids=tokens, shift_labels=tokens).loss, expected)
+
+    assert in_threads(2, call) == [True, True]
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_embeddings_that_read_their_neighbours_are_refused():
+    model = use_pattern(MobileBertForMaskedLM(MobileBertConfig(**SIZES, embedding_size=16)), "window(2, 2)")
+
+    def call(context):
+        with refusing(ConfigurationError, "neighbours-in-embeddings"):
+            model(drawn(2, 4))
+        return "refused"
+
+    assert in_threads(2, call) == ["refused"] * 2

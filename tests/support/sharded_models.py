@@ -255,6 +255,15 @@ def llama_packed() -> Case:
 
 
 @case
+def llama4() -> Case:
+    """Layers without rotations scale their queries by positions, which they count themselves."""
+    scaled = {"attn_temperature_tuning": True, "floor_scale": 2, "attn_scale": 0.5, "no_rope_layers": [1, 0]}
+    chunks = {"attention_chunk_size": 4, "num_local_experts": 2, "intermediate_size_mlp": 24, "head_dim": 8}
+    config = transformers.Llama4TextConfig(**SIZES, **scaled, **chunks, num_key_value_heads=1, use_cache=False)
+    return Case(use_pattern(transformers.Llama4ForCausalLM(config)), batch(), True)
+
+
+@case
 def gpt_neox() -> Case:
     model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES, bos_token_id=0, eos_token_id=0))
     return Case(use_pattern(model, "fixed(stride=4, summary=1)"), batch(), True)

@@ -134,7 +134,10 @@ def _settle() -> None:
 
 
 def _say_refusal(context: SequenceParallel, error: Exception, device: torch.device | None) -> None:
-    line = " ".join(f"{type(error).__name__}: {error}".split())
+    try:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # an error that has no words
+        line = type(error).__name__
     with suppress(ConfigurationError, LostRankError):  # this rank has its own to say
         _agree(context, {}, (0, 0), device, wants_numbers=True, refusal=line)
 

@@ -39,14 +39,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @contextmanager
-def with_given(given: Mapping[str, Any], device: torch.device) -> Iterator[None]:
-    """Around a call of a model with these arguments, by their names: where a rank that shares its rows with others
-    raises an error, all of them do."""
+def with_given(model: Any, given: Mapping[str, Any]) -> Iterator[None]:
+    """Around a call of a model of transformers with these arguments, by their names: where a rank that shares its rows
+    with others raises an error, all of them do."""
     if (context := sharding()) is None:
         yield
         return
-    with one_call(context, device, {name: "given" for name in _SAME if given.get(name) is not None}):
+    words = {name: "given" for name in _SAME if given.get(name) is not None}
+    if torch.is_grad_enabled() and model.training and _computes_again(model):
+        words["gradient checkpointing"] = "on"  # what is computed a second time is exchanged a second time
+    with one_call(context, model.device, words):
         yield
+
+
+def _computes_again(model: Any) -> bool:
+    """Whether layers are computed a second time in the backward pass."""
+    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
 
 
 def with_all_ranks(forward: Function) -> Function:
@@ -58,7 +66,7 @@ def with_all_ranks(forward: Function) -> Function:
         if sharding() is None:
             return forward(self, *arguments, **named)
         given = dict(zip(list(inspect.signature(forward).parameters)[1:], arguments, strict=False)) | named
-        with with_given(given, self.device):
+        with with_given(self, given):
             self.check_numbers(given)
             return forward(self, *arguments, **named)
 

@@ -115,7 +115,7 @@ def layer_rule(module: Any, tokens: LayerTokens) -> Rule:
     field, place = module.config.asterism_pattern, place_of(module)
     texts = tuple(field) if isinstance(field, list) else field
     if place.follows:
-        check_asked(place.number, place.local, tokens.window)
+        check_asked(place, tokens.window, tokens.causal)
     elif tokens.window is not None:
         require_native_window(module.config, tokens.window)
     own_window = tokens.window if read_native_window(module.config) == "intersect" else None

@@ -19,15 +19,38 @@ from asterism.models.cache.cache import PatternCache, new_layer
 from asterism.models.cache.layer import OUTSIDE_GRAPHS, PatternCacheLayer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
+from asterism.models.drop_in.places import counts_tokens
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
 from asterism.patterns import parse
 
 
+class _Before:
+    """Stands for a cache in a module that asks it how many tokens come before, and keeps nothing.
+
+    Llama 4 scales queries by their positions, which it counts itself.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.tokens
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, Hkv, N, D] and [B, Hkv, N, Dv], of any dtype, as they came."""
+        return keys, values
+
+
 def install_hooks(module: nn.Module) -> None:
     """Make an attention module forget by its pattern. The hooks do nothing while another attention is selected."""
+    setattr(module, _COUNTS, counts_tokens(type(module)))
     if _hand_over_cache not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_hand_over_cache, with_kwargs=True)
         module.register_forward_hook(_check_cache, with_kwargs=True)
+
+
+_COUNTS = "asterism_counts_tokens"
+"""The attribute of an attention module that says whether it asks its cache how many tokens come before."""
 
 
 def spare_caches(model: PreTrainedModel) -> None:
@@ -62,13 +85,17 @@ def _make_no_cache(
 def _hand_over_cache(
     module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    cache = named.get("past_key_values")
-    if cache is None or module.config._attn_implementation != IMPLEMENTATION:
+    cache, counts = named.get("past_key_values"), getattr(module, _COUNTS, False)
+    if module.config._attn_implementation != IMPLEMENTATION or (cache is None and not counts):
         return None
     tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, LayerTokens)), None)
+    if cache is None:
+        first = None if tokens is None else tokens.first
+        return (arguments, named | {"past_key_values": _Before(first)}) if first else None
     rule = layer_rule(module, require_tokens(tokens, module))
     layer = _forgetting_layer(cache, module.layer_idx, rule.text)
-    return arguments, named | {"past_key_values": None, "pattern_cache": layer, "pattern_rule": rule}
+    before = _Before(tokens.seen) if counts and tokens is not None else None
+    return arguments, named | {"past_key_values": before, "pattern_cache": layer, "pattern_rule": rule}
 
 
 def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:

@@ -28,6 +28,9 @@ INCLUDED = "included"
 WINDOW_FIELD = "asterism_native_window"
 """Where it stands in a configuration, next to the pattern."""
 
+OWN_FIELD = "asterism_native_patterns"
+"""Next to a pattern that is made with the model's own: the texts of these, one per layer."""
+
 
 class PatternField:
     """A field of every configuration of transformers: a text for all layers, or a list with one text per layer.
@@ -46,6 +49,7 @@ class PatternField:
             fields.pop(self.name, None)
             fields.pop("attn_implementation", None)
             fields.pop(WINDOW_FIELD, None)
+            fields.pop(OWN_FIELD, None)
             return
         fields[self.name] = text
         fields["attn_implementation"] = IMPLEMENTATION  # what is saved
@@ -78,7 +82,7 @@ def _let_another_attention_be_asked_for(kind: Any) -> None:
     def to_dict(self: Any) -> dict[str, Any]:
         written: dict[str, Any] = write(self)
         if PatternField.name in written and is_set_aside(self):
-            for name in (PatternField.name, WINDOW_FIELD, "attn_implementation"):
+            for name in (PatternField.name, WINDOW_FIELD, OWN_FIELD, "attn_implementation"):
                 written.pop(name, None)
         if PatternField.name in written:
             written[PatternField.name] = in_full(written[PatternField.name])

@@ -9,12 +9,13 @@ otherwise `w` keys to either side. Chunks begin with the first real token of a r
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError, shown
-from asterism.models.drop_in.places import Kind, Local, find_attention, is_causal, makes_windows
+from asterism.models.drop_in.places import Kind, Local, Place, find_attention, is_causal, makes_windows
 from asterism.patterns import Pattern, Schedule, as_schedule, blocks, causal, dense, window
 from asterism.patterns.text import bind, mentions
 
@@ -96,11 +97,31 @@ def require_local(locals_: Sequence[Local | None], model: PreTrainedModel) -> No
         )
 
 
-def check_asked(number: int, local: Local | None, asked: int | None) -> None:
+def check_unchanged(texts: Sequence[str], own: Sequence[Pattern]) -> None:
+    """Raises ConfigurationError where the model's own patterns are not those that its pattern was made with."""
+    for number, (text, pattern) in enumerate(zip_longest(texts, own)):
+        if pattern is None or pattern.text != text:
+            now = "nothing" if pattern is None else pattern.text
+            raise ConfigurationError(
+                "native-changed",
+                f"the model's pattern was made with its own, in layer {number} {text}, but the configuration says {now}"
+                ' now; take use_pattern(model, "native") for what it says now',
+            )
+
+
+def check_asked(place: Place, asked: int | None, hides_future: bool) -> None:
     """Raises ConfigurationError where a layer's mask is restricted otherwise than its configuration says.
 
-    `asked` is the size that the model gave when it made the mask.
+    `asked` is the size that the model gave when it made the mask, which hides the future or not.
     """
+    number, local = place.number, place.local
+    if hides_future != place.hides_future:
+        before, now = ("hid" if place.hides_future else "showed"), ("hides" if hides_future else "shows")
+        raise ConfigurationError(
+            "native-not-followed",
+            f"layer {number} {before} the future when its pattern was made, and its mask {now} it; take"
+            ' use_pattern(model, "native") again if that is meant (is_causal in the configuration)',
+        )
     expected = None if local is None else local.size
     if asked != expected:
         said = "no window" if local is None else f"a {local.kind} of {local.size}"

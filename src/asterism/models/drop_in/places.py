@@ -28,13 +28,15 @@ class Local(NamedTuple):
 class Place(NamedTuple):
     """Which of how many layers of attention a module is, and, where its pattern is made with it, its own restriction.
 
-    `follows` tells a layer without a restriction from one whose restriction is nobody's affair.
+    `follows` tells a layer without a restriction from one whose restriction is nobody's affair; `hides_future`, whether
+    the model hid the future from its tokens then.
     """
 
     number: int
     layers: int
     follows: bool = False
     local: Local | None = None
+    hides_future: bool = False
 
 
 _NAME = "asterism_place"
@@ -52,11 +54,11 @@ def place_of(module: nn.Module) -> Place:
     return place
 
 
-def set_places(modules: Sequence[nn.Module], own: Sequence[Local | None] | None) -> None:
+def set_places(modules: Sequence[nn.Module], own: Sequence[Local | None] | None, hides_future: bool) -> None:
     """Tell each module, first layer to last, where it stands, and what it is restricted to if its pattern has that."""
     for number, module in enumerate(modules):
         local = None if own is None else own[number]
-        setattr(module, _NAME, Place(number, len(modules), own is not None, local))
+        setattr(module, _NAME, Place(number, len(modules), own is not None, local, hides_future))
 
 
 def find_attention(model: PreTrainedModel) -> list[Any]:
@@ -96,6 +98,12 @@ def makes_windows(model: PreTrainedModel) -> bool:
         "sliding_window_causal_mask" in (source := _forward_of(kind)) or "sliding_window_mask" in source
         for kind in parts
     )
+
+
+def counts_tokens(kind: Any) -> bool:
+    """Whether attention asks its cache, and nothing else of it, how many tokens come before (Llama 4)."""
+    source = _forward_of(kind)
+    return "past_key_values.get_seq_length(" in source and ".is_updated" not in source
 
 
 def _has_own_mask(kind: Any) -> bool:

@@ -22,6 +22,7 @@ from asterism.layers.rows.sharded import ShardedRows
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.heads.loss import cross_entropy
+from asterism.parallel import sharding
 
 _TARGETS = {
     "ForCausalLM": "shift_labels",
@@ -48,6 +49,11 @@ class ModelCall(NamedTuple):
     labels: torch.Tensor | None
     items: Any
     around: ExitStack = ExitStack()
+
+    @property
+    def first(self) -> int:
+        """How many columns of a row are on the ranks before this one."""
+        return self.rows.context.range(self.rows.shards)[0]
 
     def documents(self, causal: bool) -> tuple[int, ...] | None:
         """The lengths of packed documents, all whole rows one after another; None for rows of one sequence."""
@@ -86,11 +92,16 @@ def install_sharding(model: PreTrainedModel) -> None:
 def _begin(
     model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    if not is_sharded() or _CALL.get() is not None:  # or a model around this one has begun
+    if not is_sharded():
         return None
+    if (known := _CALL.get()) is not None:
+        if known.model is not model and known.rows.context is sharding():
+            return None  # a model around this one has begun
+        _CALL.set(None)  # its call was interrupted (KeyboardInterrupt), and such an end is told to no hook
+        known.around.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     signature = inspect.signature(model.forward)
     with ExitStack() as around:
-        around.enter_context(with_given(named, model.device))
+        around.enter_context(with_given(model, named))
         given = dict(signature.bind_partial(*arguments, **named).arguments)
         given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
         call = _meet(model, given, signature)
@@ -117,6 +128,7 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> Mo
         _check_positions(model)
     else:
         check_positions(positions, *tokens.shape[:2])
+    _check_neighbours(model)
     rows = cast(ShardedRows, find_rows(tokens, given.get("attention_mask")))
     if 0 in (sizes := rows.shards.sizes):
         raise ConfigurationError(
@@ -196,6 +208,16 @@ def _check_arguments(model: Any, given: dict[str, Any], signature: inspect.Signa
         raise ConfigurationError(
             "positions-not-taken",
             f"{type(model).__name__}.forward takes no position_ids, so it cannot place a shard in its sequence",
+        )
+
+
+def _check_neighbours(model: PreTrainedModel) -> None:
+    """Raises ConfigurationError for models whose embeddings read other tokens, MobileBERT's."""
+    if getattr(model.config, "trigram_input", False):
+        raise ConfigurationError(
+            "neighbours-in-embeddings",
+            f"{type(model).__name__} reads the tokens on either side in its embeddings (trigram_input in its"
+            " configuration), and within sequence_parallel these may lie on another rank",
         )
 
 

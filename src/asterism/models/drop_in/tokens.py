@@ -12,6 +12,7 @@ import torch
 from asterism.errors import ConfigurationError
 from asterism.layers.rows.padding import Packing, is_known_full, real_tokens
 from asterism.models.drop_in.documents import from_mask
+from asterism.models.drop_in.field import INCLUDED, read_native_window
 from asterism.models.drop_in.sharded import ModelCall, sharded_call
 
 _OTHER_CACHE = (
@@ -43,6 +44,11 @@ class LayerTokens(NamedTuple):
     window: int | None
     documents: tuple[int, ...] | None = None
     call: ModelCall | None = None
+
+    @property
+    def first(self) -> int:
+        """How many columns of a row come before those of this call."""
+        return self.seen if self.call is None else self.call.first
 
     def contiguous(self) -> "LayerTokens":
         """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
@@ -100,10 +106,31 @@ def describe_tokens(
         return LayerTokens(call.rows.real, None, None, 0, causal, local_size, call.documents(causal), call)
     real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
     real = None if real is None or is_known_full(real) else real
+    if real is not None and local_size is not None and config is not None and read_native_window(config) == INCLUDED:
+        _refuse_holes(real)
     new = None if real is None else real[:, q_offset:]
     packing = None if new is None or (q_offset and is_known_full(new)) else Packing.of(new)
     padding = None if packing is None or torch.compiler.is_compiling() else packing.known()
     return LayerTokens(real, packing, padding, q_offset, causal, local_size, documents)
+
+
+def _refuse_holes(real: torch.Tensor) -> None:
+    """Raises ConfigurationError for padding amid the tokens of a row, from bool [B, S + N], True for tokens.
+
+    A window or chunk of the model's own counts it, and a pattern does not. A graph is stopped by it when it runs.
+    """
+    begins = torch.cat([real[:, :1], real[:, 1:] & ~real[:, :-1]], dim=1)
+    whole = (begins.sum(dim=1) <= 1).all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(whole, _HOLE)
+    elif not bool(whole):
+        raise ConfigurationError("native-hole", _HOLE)
+
+
+_HOLE = (
+    "attention_mask has padding between the tokens of a row, which windows and chunks of the model's own count as"
+    " tokens, and patterns do not: put padding on one side of each row, or give the model a pattern without native"
+)
 
 
 def chunks(config: Any) -> bool:

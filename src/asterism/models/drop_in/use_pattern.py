@@ -12,6 +12,7 @@ from asterism.models.drop_in.cache import check_masks, install_hooks, spare_cach
 from asterism.models.drop_in.field import (
     IMPLEMENTATION,
     INCLUDED,
+    OWN_FIELD,
     WINDOW_FIELD,
     NativeWindow,
     read_native_window,
@@ -19,7 +20,15 @@ from asterism.models.drop_in.field import (
     write_native_window,
     write_patterns,
 )
-from asterism.models.drop_in.native import NAME, mentions_native, native_locals, patterns_of, require_local, with_native
+from asterism.models.drop_in.native import (
+    NAME,
+    check_unchanged,
+    mentions_native,
+    native_locals,
+    patterns_of,
+    require_local,
+    with_native,
+)
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
@@ -139,6 +148,7 @@ def _write(model: PreTrainedModel, modules: list[Any], given: Any, native_window
     elif not as_configured:
         config.asterism_pattern = write_patterns(given)
         vars(config).pop(WINDOW_FIELD, None)
+        vars(config).pop(OWN_FIELD, None)
     if native_window is not None:
         write_native_window(config, native_window)
 
@@ -151,9 +161,11 @@ def _write_native(model: PreTrainedModel, modules: list[Any], given: Any, native
             f"native_window={native_window!r} was given with a pattern built from the model's own window; leave it"
             ' out, or write "native & ..." for what both allow',
         )
-    own = native_locals(model, modules)
-    require_local(own, model)
-    model.config.asterism_pattern = with_native(given, patterns_of(own, is_causal(model, modules)))
+    locals_ = native_locals(model, modules)
+    require_local(locals_, model)
+    own = patterns_of(locals_, is_causal(model, modules))
+    model.config.asterism_pattern = with_native(given, own)
+    vars(model.config)[OWN_FIELD] = [pattern.text for pattern in own]
     write_native_window(model.config, INCLUDED)
 
 
@@ -165,6 +177,8 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
         require_self_attention(rule, type(model).__name__)
         if is_causal(model, modules):
             require_causal(rule)
+    if read_native_window(config) == INCLUDED and (texts := vars(config).get(OWN_FIELD)) is not None:
+        check_unchanged(texts, patterns_of(native_locals(model, modules), is_causal(model, modules)))
     if read_native_window(config) == "intersect" and getattr(config, "attention_chunk_size", None):
         raise ConfigurationError(
             "attention-chunks",
@@ -189,7 +203,7 @@ def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
     spare_caches(model)
     check_masks(model)
     has_own = read_native_window(model.config) == INCLUDED
-    set_places(modules, native_locals(model, modules) if has_own else None)
+    set_places(modules, native_locals(model, modules) if has_own else None, is_causal(model, modules))
     install_sharding(model)
     for module in modules:
         install_hooks(module)

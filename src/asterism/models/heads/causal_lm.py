@@ -54,7 +54,7 @@ class AsterismForCausalLM(GeneratesTokens):
         """
         if not is_sharded():
             return super().generate(inputs, generation_config, *args, **kwargs)
-        with with_given({}, self.device):
+        with with_given(self, {}):
             if args:
                 raise ConfigurationError(
                     "generation-positional",
