@@ -37,7 +37,7 @@ def require_package(package: str, module: str, extra: str, purpose: str) -> None
     if find_spec(module) is None:
         raise ConfigurationError(
             "package-missing",
-            f"{purpose} needs {package}, which is not installed: pip install 'asterism-attention[{extra}]'",
+            f"{purpose} needs {package}, which is not installed: pip install '.[{extra}]' in a checkout",
         )
 
 

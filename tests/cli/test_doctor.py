@@ -49,7 +49,7 @@ def test_versions_that_are_too_old_or_absent(monkeypatch: pytest.MonkeyPatch):
     assert found["torch"].remedy == "pip install 'torch>=99.1'"
     assert found["[train]"].state == "optional"
     assert found["[train]"].value == "lacks nothing-there>=1, x>=1"
-    assert found["[train]"].remedy == "pip install 'asterism-attention[train]'"
+    assert found["[train]"].remedy == "pip install '.[train]' in a checkout"
     assert "[dev]" not in found
 
 

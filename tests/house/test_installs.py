@@ -33,5 +33,5 @@ def test_the_core_works_without_what_training_needs():
     assert [seen[words] for words in WORK] == [(0, "")] * len(WORK)
     for words, package in NEED_THE_EXTRA.items():
         verb = words.split()[0]
-        told = f"asterism: error: {verb} needs {package}: pip install 'asterism-attention[train]'\n"
+        told = f"asterism: error: {verb} needs {package}: pip install '.[train]' in a checkout\n"
         assert seen[words] == (1, told)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from asterism.cli.help import listed
-from asterism.cli.installed import DISTRIBUTION, Requirement, required
+from asterism.cli.installed import Requirement, required
 from asterism.cli.parser import Parser, print_json
 from asterism.cli.waiting import waiting
 from asterism.errors import AsterismError, KernelError
@@ -98,7 +98,7 @@ def extras() -> Iterator[Finding]:
             name=f"[{extra}]",
             state=OPTIONAL if absent else OK,
             value=told,
-            remedy=f"pip install '{DISTRIBUTION}[{extra}]'" if absent else "",
+            remedy=f"pip install '.[{extra}]' in a checkout" if absent else "",
         )
 
 

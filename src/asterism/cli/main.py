@@ -146,7 +146,7 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         if package not in _EXTRAS:
             raise
         raise AsterismError(
-            "package-missing", f"{verb} needs {package}: pip install 'asterism-attention[{_EXTRAS[package]}]'"
+            "package-missing", f"{verb} needs {package}: pip install '.[{_EXTRAS[package]}]' in a checkout"
         ) from None
 
 

@@ -78,5 +78,5 @@ def _picture(text: str) -> Path:
     """An argument type: a picture that matplotlib can write. Said at once, not after minutes of work."""
     path = _file(*PICTURES)(text)
     if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentTypeError("pictures need matplotlib: pip install 'asterism-attention[plot]'")
+        raise ArgumentTypeError("pictures need matplotlib: pip install '.[plot]' in a checkout")
     return path

@@ -97,7 +97,7 @@ def draw_image(
         from matplotlib.figure import Figure
     except ImportError:
         raise AsterismError(
-            "package-missing", "pictures need matplotlib: pip install 'asterism-attention[plot]'"
+            "package-missing", "pictures need matplotlib: pip install '.[plot]' in a checkout"
         ) from None
     shown = [patterns] if isinstance(patterns, Pattern) else list(patterns)
     columns = min(len(shown), _MOST_COLUMNS)

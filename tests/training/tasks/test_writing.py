@@ -320,7 +320,7 @@ def test_answers_of_a_model_that_is_not_finite(finished, monkeypatch):
 @pytest.mark.parametrize(("task", "package"), [("summarize", "rouge-score"), ("translate", "sacrebleu")])
 def test_a_scorer_that_is_not_installed(settings, finished, task, package, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(presence, "find_spec", lambda name: None)
-    message = f"scoring needs {package}, which is not installed: pip install 'asterism-attention[seq2seq]'"
+    message = f"scoring needs {package}, which is not installed: pip install '.[seq2seq]' in a checkout"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         train(settings(task), tmp_path / "run", progress=False)
     folder = str(finished[task][0])
