@@ -86,7 +86,7 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch):
         raise ModuleNotFoundError("No module named 'transformers.utils'", name="transformers.utils")
 
     monkeypatch.setattr(entry.importlib, "import_module", fail)
-    refuses(run("train"), 1, r"train needs transformers: pip install 'asterism-attention\[train\]'")
+    refuses(run("train"), 1, r"train needs transformers: pip install '\.\[train\]' in a checkout")
 
 
 def test_a_place_that_cannot_be_written(run: Run):

@@ -92,7 +92,7 @@ def test_pictures_of_mixers(run: Run, tmp_path: Path):
     refuses(run("show", "fourier()", "-n", "4", "--plot", tmp_path / "x.png"), 2, "--plot: fourier.. mixes all tokens")
     assert run("show", "interleave(fourier(), causal())", "-n", "4", "--plot", tmp_path / "x.png").code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
-    refuses(run("certify", "fourier()", "-n", "4"), 2, r"fourier\(\) is no pattern")
+    refuses(run("certify", "fourier()", "-n", "4"), 2, r"fourier\(\) is not a pattern")
 
 
 def test_show_says_when_it_counted_some_queries_only(run: Run):

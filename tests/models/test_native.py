@@ -1,6 +1,6 @@
 """The patterns that models have by themselves: equal to eager attention of transformers, read from configurations."""
 
-import native
+import native_models
 import pytest
 import torch
 import transformers
@@ -24,19 +24,19 @@ from asterism.models import native_patterns, use_pattern
 pytestmark = pytest.mark.model
 
 FEW = ["gemma3_text", "gpt_oss", "llama4_text", "mistral", "modernbert", "qwen2"]
-VERSION, TABLE = native.read_table()
+VERSION, TABLE = native_models.read_table()
 TINY = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, head_dim=8)
 
 
 def check(family: str) -> None:
-    found = native.tell(family)
+    found = native_models.tell(family)
     if transformers.__version__ == VERSION:
         assert TABLE.get(family) == (None if found is None else found.row)
 
 
 @pytest.mark.parametrize("family", FEW)
 def test_a_family_computes_its_own_pattern(family: str) -> None:
-    assert native.tell(family) is not None
+    assert native_models.tell(family) is not None
     check(family)
 
 

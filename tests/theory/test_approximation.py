@@ -299,7 +299,7 @@ def test_kept_results_of_the_torch_models():
             assert row["price"] == {**vars(price), "delta": str(price.delta)}
     for row in record["epsilons"]:
         assert row["exact"]["value"] + 3 * row["exact"]["error"] <= row["epsilon"]
-        assert (row["model"] is None) == ("float64 model stores only 50" in (row["refusal"] or ""))
+        assert (row["model"] is None) == ("bits or more, and a float64 model" in (row["refusal"] or ""))
 
 
 def test_the_prices_on_the_page_are_the_kept_ones():

@@ -432,7 +432,7 @@ def test_json_with_a_trace(capsys: pytest.CaptureFixture[str]):
         (["increment", "--input", "x"], "increment: the input has 'x' at position 0; its symbols are 0 1"),
         (["increment", "--attention", "dense"], "invalid choice: 'dense'"),
         (["increment", "--steps", "-1"], "must be a whole number from 0 to 1,000,000,000, got '-1'"),
-        ([], "the following arguments are required: machine"),
+        ([], "the following arguments are required: MACHINE"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], message: str):

@@ -110,11 +110,11 @@ def test_what_is_learned_from_is_cut_and_ends(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("kmer:1", "bases of a token, 2 to 8"),
-        ("kmer:9", "bases of a token, 2 to 8"),
-        ("kmer:six", "bases of a token, 2 to 8"),
-        ("kmer:99999999999999999999", "bases of a token, 2 to 8"),
-        ("dna-bpe:9", "5 special ones among them, 10 to 1,048,576"),
+        ("kmer:1", "bases of a token, from 2 to 8"),
+        ("kmer:9", "bases of a token, from 2 to 8"),
+        ("kmer:six", "bases of a token, from 2 to 8"),
+        ("kmer:99999999999999999999", "bases of a token, from 2 to 8"),
+        ("dna-bpe:9", "5 special ones among them, from 10 to 1,048,576"),
         ("dna-bpe:", "10 to 1,048,576"),
         ("dna-bpe:1048577", "10 to 1,048,576"),
     ],

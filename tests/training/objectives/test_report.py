@@ -89,7 +89,9 @@ def test_a_finished_run_is_not_reported_anew(finished, few, monkeypatch):
     monkeypatch.setattr(CausalBytes, "evaluate", refuse)
     folder, made = finished
     assert train(few, folder, resume=True, progress=False) == made == report(folder)
-    with pytest.raises(ConfigurationError, match=r"^resume: report_bytes is 7, but .* 500; it is finished: .*evaluate"):
+    with pytest.raises(
+        ConfigurationError, match=r"^resume: got report_bytes 7, but .* 500; it is finished: .*evaluate"
+    ):
         train(replace(few, report_bytes=7), folder, resume=True, progress=False)
 
 

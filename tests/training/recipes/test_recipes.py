@@ -395,10 +395,10 @@ def test_golden_text(name):
 
 
 def test_flags_of_the_model_have_the_help_of_the_table(capsys):
-    assert main(["train", "--help"]) == 0
+    assert main(["train", "--help-all"]) == 0
     shown = "".join(capsys.readouterr().out.split())  # lines break at spaces and hyphens
     for name, rule in RULES.items():
-        flag = f"--model.{name.replace('_', '-')}"
+        flag = f"model.{name.replace('_', '-')}"
         assert "".join(rule.metadata["help"].split()) in shown.partition(flag)[2]
 
 

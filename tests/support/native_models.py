@@ -1,6 +1,6 @@
 """Tiny models of the families with windows or chunks, their own patterns, and what transformers computes by them.
 
-`tell` is what tests/models/test_native.py compares the page with. `python tests/support/native.py` writes the table.
+`tell` is what tests/models/test_native.py compares the page with. `python tests/support/native_models.py` writes it.
 """
 
 import warnings
