@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
     parser.add_argument("--models", nargs="+", default=["mistral", "modernbert"], choices=["mistral", "modernbert"])
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--limit", type=float, default=20.0, help="gigabytes that a process may take")
     parser.add_argument(
@@ -63,9 +64,9 @@ def main() -> None:
 
 
 def _row(kind: str, tokens: int, step: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.contenders}
     for _ in range(arguments.turns):
-        for name in CONTENDERS:
+        for name in arguments.contenders:
             if found[name] and "failed" in found[name][-1]:
                 continue
             found[name].append(_run(kind, tokens, name, step, arguments))
@@ -90,7 +91,9 @@ def _run(kind: str, tokens: int, contender: str, step: str, arguments: argparse.
     )
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
-    return {"failed": f"more than {arguments.limit:g} GB" if "alloc" in done.stderr else done.stderr.splitlines()[-1]}
+    if done.returncode < 0 or "alloc" in done.stderr:  # the system ends what takes more than it has
+        return {"failed": f"more than {arguments.limit:g} GB"}
+    return {"failed": done.stderr.splitlines()[-1]}
 
 
 def _measure(kind: str, tokens: int, contender: str, step: str, layers: int) -> dict[str, float]:
@@ -134,7 +137,9 @@ def build(kind: str, layers: int) -> Any:
     if kind == "mistral":
         config = MistralConfig(**sizes, num_key_value_heads=4, intermediate_size=2048, sliding_window=WINDOW)
         return MistralModel(config).train()
-    return ModernBertModel(ModernBertConfig(**sizes, intermediate_size=1152, max_position_embeddings=65536)).train()
+    tokens = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
+    config = ModernBertConfig(**sizes, **tokens, intermediate_size=1152, max_position_embeddings=65536)
+    return ModernBertModel(config).train()
 
 
 def _processor() -> str:
