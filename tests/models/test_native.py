@@ -141,6 +141,8 @@ def test_what_contradicts_itself_is_refused() -> None:
         use_pattern(mistral(), "native", native_window="intersect")
     with refusing(ConfigurationError, "patterns-per-layer"):
         use_pattern(mistral(), ["native"])
+    with refusing(ConfigurationError, "schedule-too-long"):  # the last would never be used
+        use_pattern(mistral(), "interleave(native, causal(), native & causal())")
 
 
 def test_a_model_that_asks_for_another_window_is_refused() -> None:

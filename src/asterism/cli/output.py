@@ -31,9 +31,9 @@ def add_plot(parser: Parser, shows: str) -> None:
 def add_record(parser: Parser, when: str) -> None:
     """Add `--record FILE.json`. `when` ends the sentence "also write the record, ..."."""
     meaning = f"also write the record, {when}; replaces FILE.json"
-    parser.add_argument("--record", type=_file(".json"), metavar="FILE.json", help=meaning)
+    parser.add_argument("--record", type=output_file(".json"), metavar="FILE.json", help=meaning)
     former = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "dest": "record"}
-    parser.add_argument("--output", type=_file(".json"), **former)  # the name of --record in older commands
+    parser.add_argument("--output", type=output_file(".json"), **former)  # the name of --record in older commands
 
 
 @contextmanager
@@ -58,12 +58,12 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
         unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def _file(*suffixes: str) -> Callable[[str], Path]:
+def output_file(*suffixes: str) -> Callable[[str], Path]:
     """An argument type: a file with one of the suffixes, in a folder that exists."""
 
     def convert(text: str) -> Path:
         path = Path(text)
-        if path.suffix.lower() not in suffixes:
+        if "\0" in text or path.suffix.lower() not in suffixes:
             raise ArgumentTypeError(f"the file name must end in {' or '.join(suffixes)}, got {text!r}")
         if not path.parent.is_dir():
             raise ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into")
@@ -76,7 +76,7 @@ def _file(*suffixes: str) -> Callable[[str], Path]:
 
 def _picture(text: str) -> Path:
     """An argument type: a picture that matplotlib can write. Said at once, not after minutes of work."""
-    path = _file(*PICTURES)(text)
+    path = output_file(*PICTURES)(text)
     if importlib.util.find_spec("matplotlib") is None:
         raise ArgumentTypeError("pictures need matplotlib: pip install '.[plot]' in a checkout")
     return path

@@ -5,12 +5,11 @@ next to the settings in which they differ. The page is one file that loads nothi
 out, and a sentence stands in its place.
 """
 
-from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asterism.cli.output import say, written_whole
+from asterism.cli.output import output_file, say, written_whole
 from asterism.cli.parser import Parser, UsageError, print_json
 from asterism.memory import amount
 from asterism.presence import require_package
@@ -94,24 +93,12 @@ def _told(one: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
     return "\n".join([one["name"], *(f"  {name:<{width}}  {text}" for name, text in rows)])
 
 
-def _page(text: str) -> Path:
-    """An argument type: a file that a page can be written to."""
-    path = Path(text)
-    if "\0" in text or path.suffix.lower() not in (".html", ".htm"):
-        raise ArgumentTypeError(f"the file name must end in .html, got {text!r}")
-    if not path.parent.is_dir():
-        raise ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into")
-    if path.is_dir():
-        raise ArgumentTypeError(f"{text!r} is a folder; name a file")
-    return path
-
-
 def _parser() -> Parser:
     parser = Parser("report", __doc__ or "", "asterism report runs/bytes-small --output bytes-small.html")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument(
         "--output",
-        type=_page,
+        type=output_file(".html", ".htm"),
         metavar="FILE.html",
         help="the page, which is replaced if it is there (default: report.html in the current folder, which is replaced"
         " only if it is a report)",

@@ -15,8 +15,9 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError, shown
+from asterism.models.drop_in.field import read_patterns
 from asterism.models.drop_in.places import Kind, Local, Place, find_attention, is_causal, makes_windows
-from asterism.patterns import Pattern, Schedule, as_schedule, blocks, causal, dense, window
+from asterism.patterns import Pattern, blocks, causal, dense, window
 from asterism.patterns.text import bind, mentions
 
 NAME = "native"
@@ -71,18 +72,16 @@ def mentions_native(given: object) -> bool:
 def with_native(given: str | Sequence[Pattern | str], own: Sequence[Pattern]) -> list[str]:
     """The text of each layer's pattern, where `native` in what was given stands for the layer's own.
 
-    Raises PatternError for what cannot be read, ConfigurationError for a list whose length is not that of `own`.
+    Raises what `read_patterns` raises.
     """
-    if not isinstance(given, str) and len(given) != len(own):
-        raise ConfigurationError(
-            "patterns-per-layer", f"{len(given)} patterns were given for {len(own)} layers; give one per layer"
-        )
-    texts = []
-    for number, pattern in enumerate(own):
-        said = given if isinstance(given, str) else given[number]
-        bound = Schedule(as_schedule(bind(said, NAME, pattern) if isinstance(said, str) else said).patterns)
-        texts.append(bound.patterns[number % bound.period].text)
-    return texts
+    layers = len(own)
+    if isinstance(given, str):
+        return [read_patterns(bind(given, NAME, pattern), layers)[number].text for number, pattern in enumerate(own)]
+    if len(given) != layers:
+        read_patterns([str(one) for one in given], layers)  # which refuses them by their number
+    pairs = zip(given, own, strict=True)
+    bound = [bind(one, NAME, pattern) if isinstance(one, str) else one.text for one, pattern in pairs]
+    return [pattern.text for pattern in read_patterns(bound, layers)]
 
 
 def require_local(locals_: Sequence[Local | None], model: PreTrainedModel) -> None:
@@ -124,11 +123,11 @@ def check_asked(place: Place, asked: int | None, hides_future: bool) -> None:
         )
     expected = None if local is None else local.size
     if asked != expected:
-        said = "no window" if local is None else f"a {local.kind} of {local.size}"
-        seen = "no window" if asked is None else f"a window of {asked}"
+        said = "no window" if local is None else f"a {local.kind} of {local.size} tokens"
+        seen = "no window" if asked is None else f"a window of {asked} tokens"
         raise ConfigurationError(
             "native-not-followed",
-            f"layer {number} requests a mask of {seen} tokens, but the configuration has {said}; call"
+            f"layer {number} requests a mask with {seen}, but the configuration has {said}; call"
             ' use_pattern(model, "causal()", native_window="intersect") ("dense()" for an encoder), which follows'
             " the mask",
         )
