@@ -1,5 +1,7 @@
 """A causal model with its tokenizer, from the folder of a run or from one of transformers."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,14 +51,22 @@ class CausalModel:
         return longest(self.model.config)
 
     def count(self, text: str) -> int:
-        """How many tokens the model reads of a text, with those that the tokenizer adds."""
-        return len(self.tokenizer(text, verbose=False)["input_ids"])
+        """How many tokens the model reads of a text, with those that the tokenizer puts before it."""
+        return len(self._read(text))
+
+    def _read(self, text: str) -> list[int]:
+        """The tokens of a text that is to be continued: without one that ends it, which some tokenizers add."""
+        tokens: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        special = set(self.tokenizer.all_special_ids)
+        while tokens and tokens[-1] in special:
+            tokens.pop()
+        return tokens
 
     @torch.no_grad()
     def continued(self, prompt: str, room: int) -> str:
         """The likeliest continuation of a prompt, token by token: at most `room` tokens, or to the end of the text."""
         device = self.model.device
-        read = self.tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"].to(device)
+        read = torch.tensor([self._read(prompt)], device=device)
         model: Any = self.model
         padding = self.tokenizer.pad_token_id
         if padding is None:  # generate would warn; one row has no padding
@@ -67,7 +77,6 @@ class CausalModel:
                 attention_mask=torch.ones_like(read),
                 max_new_tokens=room,
                 pad_token_id=padding,
-                eos_token_id=self.tokenizer.eos_token_id,
                 do_sample=False,
                 num_beams=1,
                 **dict.fromkeys(("temperature", "top_p", "top_k")),
@@ -76,8 +85,7 @@ class CausalModel:
         return text
 
     def identity(self) -> dict[str, Any]:
-        """What decides the answers, as plain values: the pattern, and the SHA-256 of all weights and of the tokenizer's
-        vocabulary."""
+        """What decides the answers, as plain values: the pattern, and hashes of all weights and of the vocabulary."""
         files = sorted(self.folder.rglob("*.safetensors"))
         return {
             "model": str(self.folder),
@@ -85,7 +93,7 @@ class CausalModel:
             "pattern": getattr(self.model.config, "asterism_pattern", None),
             "native_window": getattr(self.model.config, "asterism_native_window", None),
             "dtype": self.dtype if self.dtype == "bfloat16" else str(self.model.dtype).removeprefix("torch."),
-            "tokens": len(self.tokenizer),
+            "vocabulary": hashlib.sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest(),
         }
 
 
@@ -159,7 +167,8 @@ def _model(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
         if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
             raise ConfigurationError(
-                "model-not-causal", f"{folder} holds a {config.model_type} model, which reads the future; give a causal one"
+                "model-not-causal",
+                f"{folder} holds a {config.model_type} model, which reads the future; give a causal one",
             )
         model, found = AutoModelForCausalLM.from_pretrained(
             folder, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True

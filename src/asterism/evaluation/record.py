@@ -1,4 +1,4 @@
-"""What was found, cell by cell: a score for a task and a length. As values, as a table, and as a file to resume from."""
+"""Scores, cell by cell: one for each task and length. As values, as a table, and as a file to resume from."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -50,7 +50,9 @@ class Scores:
         rows = [_HEADINGS, *(_row(cell) for cell in self.cells)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
-            "  ".join([first.ljust(widths[0]), *(one.rjust(width) for one, width in zip(rest, widths[1:], strict=True))])
+            "  ".join(
+                [first.ljust(widths[0]), *(one.rjust(width) for one, width in zip(rest, widths[1:], strict=True))]
+            )
             for first, *rest in rows
         )
 
@@ -84,7 +86,8 @@ class RecordFile:
         for name in self.settings.keys() | document.keys():
             if document.get(name) != self.settings.get(name):
                 raise CheckpointError(
-                    "output-of-other-settings", f"record: {path} was started with another {name}; choose another name"
+                    "output-of-other-settings",
+                    f"record: {path} was started with another value of {name!r}; choose another name",
                 )
 
     def add(self, cell: Cell) -> None:

@@ -1,6 +1,6 @@
 """Asks a model the questions of the tasks, at several lengths, and scores the answers.
 
-    tasks, lengths --sample--> prompts --model--> texts --recall--> a Cell for each task and length
+tasks, lengths --sample--> prompts --model--> texts --recall--> a Cell for each task and length
 """
 
 import time

@@ -1,10 +1,10 @@
 """Words and sentences that prompts are made of. Nothing is downloaded: all of it stands here, or is drawn by a seed.
 
-    noise         the same five short sentences, over and over
-    prose         sentences of everyday words, drawn by a seed
-    names         pairs of everyday words
-    codes         words of no language, six letters each
-    numbers, hexadecimals, variables
+noise         the same five short sentences, over and over
+prose         sentences of everyday words, drawn by a seed
+names         pairs of everyday words
+codes         words of no language, six letters each
+numbers, hexadecimals, variables
 """
 
 from collections.abc import Callable, Iterator
@@ -14,29 +14,31 @@ import numpy as np
 
 Drawn = TypeVar("Drawn")
 
-ADJECTIVES = tuple(
-    "able amber ample angry bald basic blank bleak blond blunt bold brave brief bright brisk broad broken calm candid"
-    " cheap chilly clean clear clever cold common cool crisp cruel curly damp dark dear decent deep dense dim double dry"
-    " dull dusty eager early easy elder empty equal exact faint fair famous fancy fast fatal fierce final fine firm"
-    " flat fluffy foggy fond frail free fresh frozen full funny gentle giant glad golden good grand grave great green"
-    " grey happy hard harsh hasty heavy hidden hollow honest huge humble hungry icy idle ideal inner jolly keen kind"
-    " large late lazy lean legal light little lively local lonely long loose loud loyal lucky mellow merry mild".split()
-)
-NOUNS = tuple(
-    "acorn anchor apple arrow autumn badge barrel basket beach bench bird board bottle bowl branch bread bridge brush"
-    " bucket butter cabin camera candle canyon carpet castle cellar chain chair chapel cheese cherry circle city cliff"
-    " cloud clover coast coin copper corner cotton cradle crown curtain desert dinner doctor door dragon drum eagle"
-    " engine fabric farmer feather fence field finger flag flower flute forest fork fountain garden gate ginger glass"
-    " glove goose grape hammer harbor harvest helmet hill honey horse house island jacket jewel kettle key kitchen"
-    " ladder lake lamp lantern lemon letter library lion lizard market meadow melon mirror monkey mountain needle"
-    " ocean olive orange orchard paper pearl pencil pepper piano pillow planet pocket pond ribbon river rocket".split()
-)
-VERBS = tuple(
-    "admired borrowed carried cleaned counted covered crossed drew followed forgot found guarded hid kept lifted liked"
-    " lost measured moved noticed opened painted passed praised reached repaired saw sold sought watched".split()
-)
-NOISE = tuple("The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.".split())
-"""Of Hsieh 2024 (RULER), appendix B, after Mohtashami and Jaggi 2023."""
+_ADJECTIVES = """
+able amber ample angry bald basic blank bleak blond blunt bold brave brief bright brisk broad broken calm candid
+cheap chilly clean clear clever cold common cool crisp cruel curly damp dark dear decent deep dense dim double dry
+dull dusty eager early easy elder empty equal exact faint fair famous fancy fast fatal fierce final fine firm flat
+fluffy foggy fond frail free fresh frozen full funny gentle giant glad golden good grand grave great green grey
+happy hard harsh hasty heavy hidden hollow honest huge humble hungry icy idle ideal inner jolly keen kind large late
+lazy lean legal light little lively local lonely long loose loud loyal lucky mellow merry mild
+"""
+_NOUNS = """
+acorn anchor apple arrow autumn badge barrel basket beach bench bird board bottle bowl branch bread bridge brush
+bucket butter cabin camera candle canyon carpet castle cellar chain chair chapel cheese cherry circle city cliff
+cloud clover coast coin copper corner cotton cradle crown curtain desert dinner doctor door dragon drum eagle engine
+fabric farmer feather fence field finger flag flower flute forest fork fountain garden gate ginger glass glove goose
+grape hammer harbor harvest helmet hill honey horse house island jacket jewel kettle key kitchen ladder lake lamp
+lantern lemon letter library lion lizard market meadow melon mirror monkey mountain needle ocean olive orange
+orchard paper pearl pencil pepper piano pillow planet pocket pond ribbon river rocket
+"""
+_VERBS = """
+admired borrowed carried cleaned counted covered crossed drew followed forgot found guarded hid kept lifted liked
+lost measured moved noticed opened painted passed praised reached repaired saw sold sought watched
+"""
+_NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+ADJECTIVES, NOUNS, VERBS = (tuple(words.split()) for words in (_ADJECTIVES, _NOUNS, _VERBS))
+NOISE = tuple(_NOISE.split())
+"""As Hsieh 2024 (RULER) has it, after Mohtashami and Jaggi 2023."""
 
 _OF_A_SENTENCE = 7
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
