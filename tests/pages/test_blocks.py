@@ -19,7 +19,7 @@ RUN_ELSEWHERE = {
 NEED_MODELS = ("howto/huggingface.md", "reference/models.md", "reference/verbs.md")
 """Pages that build models or read configurations of runs."""
 
-SLOW = ("howto/long-documents.md", "howto/predict.md", "howto/runs.md")
+SLOW = ("howto/evaluation.md", "howto/long-documents.md", "howto/predict.md", "howto/runs.md")
 """Pages that train: `make pages` runs them."""
 
 

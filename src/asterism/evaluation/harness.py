@@ -60,6 +60,12 @@ class AsterismLM(HFLM):
                 raise ConfigurationError("unknown-argument", f"the model asterism has no argument {name!r}.{hint}")
         with computing_on("auto" if device in (None, _BY_DEFAULT) else device):
             opened = open_causal(str(pretrained), pattern=pattern, native_window=native_window, dtype=dtype)
+        if opened.tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                "tokenizer-without-end",
+                f"the tokenizer of {pretrained} has no eos_token, which lm-eval needs; name one in its"
+                " tokenizer_config.json",
+            )
         if opened.dtype == "bfloat16":
             more["mixed_precision_dtype"] = "bfloat16"
         super().__init__(pretrained=opened.model, tokenizer=opened.tokenizer, backend="causal", **more)
