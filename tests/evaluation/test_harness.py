@@ -88,9 +88,10 @@ def answers(tmp_path, monkeypatch):
 @warns
 def test_a_native_pattern_answers_as_hflm(folders, answers):
     """As HFLM with the model given as an object, and as HFLM with transformers' own attention."""
-    import asterism.evaluation.harness  # noqa: F401
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
+
+    import asterism.evaluation.harness  # noqa: F401
 
     folder = str(folders[0])
     with quiet_transformers():
@@ -122,6 +123,20 @@ def test_a_run_answers_as_its_model_predicts(folders, answers):
             each = logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None])
             assert likelihood == pytest.approx(each[len(start) - 1 :].sum().item(), abs=1e-4)
     assert len(written) == len(QUESTIONS)
+
+
+@needs_harness
+def test_an_entry_point_finds_the_class():
+    """As versions that look for plugins register it, before this module is imported."""
+    script = """
+from importlib.metadata import EntryPoint
+from lm_eval.api.registry import get_model, model_registry
+place = EntryPoint("asterism", "asterism.evaluation.harness:AsterismLM", "lm_eval.models")
+model_registry.register("asterism", target=place)
+print(get_model("asterism").__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "AsterismLM\n", done.stderr
 
 
 @needs_harness

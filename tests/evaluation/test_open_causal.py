@@ -53,7 +53,9 @@ def test_a_byte_tokenizer_survives_saving(tmp_path):
 def test_a_native_window_writes_what_transformers_writes(mistral):
     with quiet_transformers():
         theirs = AutoModelForCausalLM.from_pretrained(mistral, attn_implementation="eager", dtype="float64").eval()
+    state = torch.random.get_rng_state()
     plain, native = open_causal(mistral), open_causal(mistral, pattern="native")
+    assert torch.equal(torch.random.get_rng_state(), state)
     long = PROMPT * 12
     read = native.tokenizer(long, add_special_tokens=False, return_tensors="pt")["input_ids"]
     read = torch.cat([torch.tensor([[native.tokenizer.cls_token_id]]), read], dim=1)

@@ -1,4 +1,4 @@
-"""Folders of small causal models with a tokenizer, and a finished run of bytes, for everything that asks such models."""
+"""Folders of small causal models with a tokenizer, and a finished run of bytes."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from asterism.training.run.device import computing_on
 
 require_package("lm-eval", "lm_eval", "lm-eval", "the model asterism of lm-evaluation-harness")
 
-from lm_eval.api.registry import register_model  # noqa: E402
+from lm_eval.api.registry import model_registry  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 _OF_HFLM = (
@@ -27,8 +27,7 @@ _BY_DEFAULT = "cuda:0"
 """What lm_eval gives as the device where its user named none, also without a GPU."""
 
 
-@register_model("asterism")
-class AsterismLM(HFLM):
+class AsterismLM(HFLM):  # type: ignore[misc]  # lm-eval need not be there
     """A causal model from a folder, asked as HFLM asks those of transformers.
 
         lm_eval.simple_evaluate("asterism", {"pretrained": "models/tiny", "pattern": "native"}, tasks=[...])
@@ -69,3 +68,7 @@ class AsterismLM(HFLM):
         if opened.dtype == "bfloat16":
             more["mixed_precision_dtype"] = "bfloat16"
         super().__init__(pretrained=opened.model, tokenizer=opened.tokenizer, backend="causal", **more)
+
+
+if "asterism" not in model_registry:  # else it is the entry point, whose class this module is asked for
+    model_registry.register("asterism", target=AsterismLM)

@@ -20,6 +20,7 @@ from asterism.models import use_pattern
 from asterism.models.drop_in.field import NativeWindow
 from asterism.presence import require_checkpoint, require_model
 from asterism.quiet import quiet_transformers
+from asterism.randomness import isolated
 from asterism.system import sha256_of
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.objectives.footprint import require_memory_to_load
@@ -81,8 +82,7 @@ class CausalModel:
                 num_beams=1,
                 **dict.fromkeys(("temperature", "top_p", "top_k")),
             )
-        text: str = self.tokenizer.decode(written[0, read.shape[1] :], skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(written[0, read.shape[1] :], skip_special_tokens=True))
 
     def identity(self) -> dict[str, Any]:
         """What decides the answers, as plain values: the pattern, and hashes of all weights and of the vocabulary."""
@@ -163,19 +163,19 @@ def _model(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             "safetensors-missing", f"{folder} holds no weights as safetensors; no other format is read"
         )
     require_memory_to_load(folder, "")
-    with quiet_transformers(), _readable(folder):
+    with isolated(0), quiet_transformers(), _readable(folder):
         config = AutoConfig.from_pretrained(folder, **LOCAL)
         if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
             raise ConfigurationError(
                 "model-not-causal",
                 f"{folder} holds a {config.model_type} model, which reads the future; give a causal one",
             )
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
         )
-    _refuse_incomplete(folder, found)
-    whole: PreTrainedModel = model
-    return whole
+    model: PreTrainedModel = loaded[0]
+    _refuse_incomplete(folder, loaded[1])
+    return model
 
 
 def _refuse_incomplete(folder: Path, found: Mapping[str, Any]) -> None:

@@ -81,6 +81,8 @@ class RecordFile:
             cells = [Cell(**{**cell, "tokens": tuple(cell["tokens"])}) for cell in document.pop("cells")]
             self.cells = {(cell.task, cell.length): cell for cell in cells}
             str(Scores(settings={}, cells=tuple(cells)))
+            if not all(0 <= share <= 1 for cell in cells for share in (cell.low, cell.recall, cell.high, cell.pick)):
+                raise ValueError("a score is not between 0 and 1")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError("damaged-file", f"record: {path} is not a record of `evaluate --ruler`") from error
         for name in self.settings.keys() | document.keys():
