@@ -25,6 +25,7 @@ from asterism.patterns.part import part
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
+from asterism.patterns.tree import tree
 
 VOCABULARY: dict[str, Callable[..., Pattern]] = {
     function.__name__: function
@@ -44,6 +45,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         primitives.per_head,
         primitives.shifted,
         documents,
+        tree,
         across,
         part,
         published.strided,
