@@ -23,6 +23,7 @@ from asterism.models.heads.conditional_generation import AsterismForConditionalG
 from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
+from asterism.models.trees import PackedTree, draft_tree, tree_of
 
 install()
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
@@ -46,8 +47,11 @@ __all__ = [
     "AsterismForTokenClassification",
     "AsterismModel",
     "AsterismPreTrainedModel",
+    "PackedTree",
+    "draft_tree",
     "drop_pattern",
     "native_patterns",
+    "tree_of",
     "use_pattern",
     "ImportedCheckpoint",
     "import_checkpoint",

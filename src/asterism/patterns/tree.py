@@ -237,7 +237,12 @@ def tree(parents: object, size: int | None = None, pattern: Pattern | None = Non
             f"tree: {chains:,} branches are more than the limit of {_MOST_CHAINS:,}; put the tokens in depth-first"
             " order, or divide the trees among several rows",
         )
-    return Tree(forest, Causal() if pattern is None else _check_path_pattern(pattern))
+    return along_paths(forest, Causal() if pattern is None else pattern)
+
+
+def along_paths(forest: Forest, pattern: Pattern) -> Pattern:
+    """The trees of a forest whose paths each follow a pattern. Raises PatternError for a pattern that paths cannot."""
+    return Tree(forest, _check_path_pattern(pattern))
 
 
 def parents_in_row(parents: object, cu_seqlens: Sequence[int]) -> Integers:

@@ -31,6 +31,7 @@ from asterism.models.drop_in.native import check_asked
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
+from asterism.models.drop_in.trees import check_tree, forest_of
 from asterism.patterns import parse, require_causal, window
 
 
@@ -87,6 +88,10 @@ def pattern_attention(
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
     asked = LayerCall(rule, tokens, scaling, read_terms(others, dropout))
+    if (forest := forest_of(rule.text)) is not None:
+        shape = query.shape[0], query.shape[2]
+        check_tree(forest, documents, shape, tokens, asked.terms, has_cache=pattern_cache is not None)
+        documents = None  # the runs along the paths of the tree
     if tokens.call is not None:
         return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
     if is_sharded():
