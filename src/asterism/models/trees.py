@@ -92,10 +92,10 @@ def tree_of(sequences: Sequence[Tokens]) -> PackedTree:
 def draft_tree(prompt: Tokens, drafts: Tokens, parents: Sequence[int] | Tensor | np.ndarray) -> PackedTree:
     """Lay a prompt and a tree of drafts behind it into one row, to check all drafts in one pass.
 
-    `prompt` and `drafts` are whole numbers [P] and [D]; `parents`, [D], are the parent of each draft among the drafts,
-    smaller than its own number, or -1 for one that follows the prompt. Column P + i holds draft i. The sequences of the
-    result are the paths to the drafts that no other follows, in the order of these; `labels` are then the drafts that
-    the logits have to confirm.
+    `prompt` [P] and `drafts` [D] are whole numbers, in a list or of any integer dtype. `parents`, the same [D], are the
+    parent of each draft among the drafts, smaller than its own number, or -1 for one that follows the prompt. Column
+    P + i holds draft i. The sequences of the result are the paths to the drafts that no other follows, in the order of
+    these; `labels` are then the drafts that the logits have to confirm.
 
     >>> packed = draft_tree([5, 6], [7, 8, 9], [-1, -1, 0])
     >>> packed.input_ids.tolist(), packed.parents.tolist(), packed.index.tolist()

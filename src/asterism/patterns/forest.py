@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asterism.memo import cached_property
 from asterism.patterns.intervals import Integers
@@ -202,7 +203,7 @@ class Forest:
         return _from_above(chains, inside + of_parent - rest)
 
     @cached_property
-    def _least(self) -> list[Integers]:
+    def _least(self) -> list[NDArray[np.int32]]:
         """Level l holds the least of 2**l entries of `above` from each place on."""
         levels = [self.above.astype(np.int32)]  # half of the memory: a tree of many chains has many levels
         while (half := 2 ** (len(levels) - 1)) * 2 <= len(self.above):

@@ -27,9 +27,9 @@ def trees_of(pattern: Pattern) -> list[Tree]:
     return [found for child in pattern.children for found in trees_of(child)]
 
 
-@remembering_few(1024)
-def forest_of(text: str) -> Forest | None:
-    """The trees of the pattern that a text means; None if it has none. Raises ConfigurationError for different ones."""
+@remembering_few(128)
+def _forest_of(text: str) -> Forest:
+    """The trees of the pattern that a text means. Raises ConfigurationError for different ones."""
     forests = [found.forest for found in trees_of(parse(text))]
     if any(other.text != forests[0].text or other.size != forests[0].size for other in forests):
         raise ConfigurationError(
@@ -37,7 +37,7 @@ def forest_of(text: str) -> Forest | None:
             "the pattern of a layer is made of different trees, but tokens have one position each: give the layer one"
             " tree",
         )
-    return forests[0] if forests else None
+    return forests[0]
 
 
 def check_tree_pattern(pattern: Pattern, hides_future: bool, intersects: bool) -> None:
@@ -62,14 +62,14 @@ def check_tree_pattern(pattern: Pattern, hides_future: bool, intersects: bool) -
 
 
 def check_tree(
-    forest: Forest,
+    text: str,
     documents: tuple[int, ...] | None,
     shape: tuple[int, int],
     tokens: Any,
     terms: Terms | None,
     has_cache: bool,
 ) -> None:
-    """Raises ConfigurationError for a call that a tree does not fit.
+    """Raises ConfigurationError for a call that the tree in a layer's pattern, given as text, does not fit.
 
     documents  what positions say of documents: the runs of tokens whose positions count on
     shape      how many rows of how many tokens
@@ -95,7 +95,7 @@ def check_tree(
             "the model has a bias by distance, which counts the tokens of the row and not those of a tree's path: give"
             " each sequence a row",
         )
-    rows, width = shape
+    (rows, width), forest = shape, _forest_of(text)
     if width != forest.size:
         raise ConfigurationError(
             "tree-length",
