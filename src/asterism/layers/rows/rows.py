@@ -18,6 +18,7 @@ from asterism.layers.rows.padding import documents_of_rows
 from asterism.layers.rows.trees import in_trees
 from asterism.patterns import Pattern, documents
 from asterism.patterns.forest import Forest
+from asterism.patterns.tree import along_paths
 
 
 @dataclass(eq=False)
@@ -160,5 +161,5 @@ def check_documents(lengths: Sequence[int] | None, documents: Sequence[int] | No
 def in_documents(pattern: Pattern, sizes: tuple[int, ...] | Forest) -> Pattern:
     """`documents(pattern, *sizes)`, or the pattern along the paths of trees."""
     if isinstance(sizes, Forest):
-        return in_trees(pattern, sizes)
+        return along_paths(sizes, pattern) if torch.compiler.is_compiling() else in_trees(pattern, sizes)
     return documents(pattern, *sizes) if torch.compiler.is_compiling() else one_after_another(pattern, sizes)
