@@ -15,6 +15,7 @@ from strategies import hold, tiers
 from asterism import compile_pattern, patterns
 from asterism.errors import PatternError
 from asterism.patterns import Verdict, parents_in_row, tree
+from asterism.patterns.pattern import Ranges
 from asterism.theory import certify
 
 
@@ -77,6 +78,44 @@ def test_spans_and_verdicts(count):
             assert pattern.verdict(queries, keys, 67) != Verdict.UNKNOWN
 
     hold(law, questions(), count)
+
+
+def depth_first_trees(tokens: int):
+    """The parents of every forest of so many tokens in depth-first order."""
+    if tokens == 0:
+        yield []
+        return
+    for before in depth_first_trees(tokens - 1):
+        for parent in (-1, *oracle.path_to(before, tokens - 2)):
+            yield [*before, parent]
+
+
+@pytest.mark.parametrize("along", [None, patterns.window(left=1), patterns.stride(2)], ids=str)
+def test_every_rectangle_of_every_small_tree(along):
+    n = 7 if along is None else 6
+    first, last = np.triu_indices(n)
+    queries, keys = Ranges(first[:, None], last[:, None], 1), Ranges(first, last, 1)
+    for parents in depth_first_trees(n):
+        pattern, allowed = tree(parents, pattern=along), walked(parents)
+        depth = allowed.sum(1) - 1
+        if along is not None:
+            allowed &= along.dense(n)[0][depth[:, None], depth]
+        sums = np.pad(allowed.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        # The pairs in a rectangle, from the sums over those that begin at token 0.
+        rows = sums[last + 1] - sums[first]
+        pairs = rows[:, last + 1] - rows[:, first]
+        whole = (last - first + 1)[:, None] * (last - first + 1)
+        truth = np.where(pairs == 0, Verdict.EMPTY, np.where(pairs == whole, Verdict.FULL, Verdict.MIXED))
+        found = pattern.judge(queries, keys, n, 0)
+        assert ((found == truth) | (found == Verdict.UNKNOWN)).all(), parents
+        assert along is not None or (found == truth).all(), parents
+        row, start, stop = pattern.find_spans(keys, n, 0).triples()
+        covered = np.zeros((len(first), n), bool)
+        for which, begin, end in zip(row, start, stop, strict=True):
+            covered[which, begin:end] = True
+        read = np.array([allowed[begin : end + 1].any(0) for begin, end in zip(first, last, strict=True)])
+        assert not (read & ~covered).any(), parents
+        assert along is not None or (read == covered).all(), parents
 
 
 @pytest.mark.parametrize("count", tiers(30, 1000))
