@@ -50,7 +50,7 @@ def main() -> None:
     plans = _plans()
     rows = [_row(answers, step, arguments) for answers in arguments.answers for step in arguments.steps]
     machine = {"processor": _processor(), "threads": int(os.environ.get("OMP_NUM_THREADS", "1"))}
-    names = ("prompt", "answer", "layers", "width", "turns")
+    names = ("prompt", "answer", "layers", "width")
     document = {
         "date": str(date.today()),
         "machine": machine | {"torch": torch.__version__},
@@ -67,7 +67,7 @@ def _row(answers: int, step: str, arguments: argparse.Namespace) -> dict[str, An
         for name, turns in found.items():
             if not (turns and "failed" in turns[-1]):
                 turns.append(_run(answers, name, step, arguments))
-    row: dict[str, Any] = {"answers": answers, "step": step}
+    row: dict[str, Any] = {"answers": answers, "step": step, "turns": arguments.turns}
     for name, turns in found.items():
         good = [turn for turn in turns if "failed" not in turn]
         row[name] = {key: statistics.median(turn[key] for turn in good) for key in good[0]} if good else turns[-1]
