@@ -17,6 +17,7 @@ from asterism.report.curves import Curve, label_of, read_curves
 from asterism.report.layers import Layers, draw_layers
 from asterism.report.predictions import Predictions, read_predictions
 from asterism.report.reading import JsonLines, number, numbers, plain, why_not_read
+from asterism.training.objectives.span_sizes import SpanSizes
 from asterism.training.run.folder import STATE, RunFolder
 from asterism.training.run.lock import LOCK
 from asterism.training.settings.configuration import AnyConfig, FineTuneConfig, RunConfig, config_to_dict
@@ -72,7 +73,7 @@ def describe(path: str | Path, most_predictions: int = MOST_PREDICTIONS) -> Desc
     curves, counts = _history(run, config, left_out)
     where = run.model if result is not None else _newest(run)
     weights, shape = read_weights(where), _shape(where, settings)
-    layers = draw_layers(shape, _length(config, record))
+    layers = draw_layers(shape, _length(config, record), target_length(config, record))
     flops = None if weights is None else flops_per_step(settings, weights, layers)
     score = _score(config, result, curves)
     name = plain(run.path.resolve().name or str(run.path), 80)
@@ -277,8 +278,24 @@ def _length(config: AnyConfig, record: Mapping[str, Any]) -> int | None:
     if isinstance(config, RunConfig):
         return config.context
     decided = record["decided"] if isinstance(record["decided"], dict) else {}
-    found = decided.get("length") if config.length is None else config.length
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**31 else None
+    return _tokens(decided.get("length") if config.length is None else config.length)
+
+
+def target_length(config: AnyConfig, record: Mapping[str, Any]) -> int | None:
+    """Tokens of what a decoder writes, the one that ends it included; None where nothing is written, or known."""
+    if isinstance(config, FineTuneConfig):
+        decided = record["decided"] if isinstance(record["decided"], dict) else {}
+        return _tokens(decided.get("target_length"))
+    if config.objective == "gap_sentences":
+        return config.target_length or config.context // 2
+    if config.objective == "span_corruption":
+        return SpanSizes.fitting(config.context - 1).target_tokens + 1
+    return None
+
+
+def _tokens(value: Any) -> int | None:
+    """A number of tokens that a row can have; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
 
 
 def _shape(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,7 +413,9 @@ def _missing(
     if weights is None:
         left_out["cost"] = "The folder holds no weights that can be read: their number, and FLOPs, are not known."
     elif document["cost"]["flops_per_step"] is None:
-        left_out["cost"] = "FLOPs are estimated for models of one stack only, whose sizes the folder holds."
+        left_out["cost"] = (
+            "FLOPs are left out: the folder does not hold the sizes, patterns and lengths that they need."
+        )
 
 
 def by_name(runs: Iterable[Description]) -> dict[str, Description]:
