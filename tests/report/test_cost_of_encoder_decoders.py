@@ -1,4 +1,4 @@
-"""FLOPs of runs with a decoder: against PyTorch's own count of a dense computation, scaled by the pairs of a pattern."""
+"""FLOPs of runs with a decoder: against PyTorch's own count of a dense computation, scaled by a pattern's pairs."""
 
 from dataclasses import asdict
 

@@ -17,6 +17,7 @@ from asterism.report.curves import Curve, label_of, read_curves
 from asterism.report.layers import Layers, draw_layers
 from asterism.report.predictions import Predictions, read_predictions
 from asterism.report.reading import JsonLines, number, numbers, plain, why_not_read
+from asterism.report.samples import read_samples
 from asterism.training.objectives.span_sizes import SpanSizes
 from asterism.training.run.folder import STATE, RunFolder
 from asterism.training.run.lock import LOCK
@@ -24,7 +25,6 @@ from asterism.training.settings.configuration import AnyConfig, FineTuneConfig, 
 
 MOST_PREDICTIONS = 60
 """How many predictions of a run a page shows."""
-MOST_SAMPLES = 60
 
 
 class Judged(NamedTuple):
@@ -76,12 +76,13 @@ def describe(path: str | Path, most_predictions: int = MOST_PREDICTIONS) -> Desc
     layers = draw_layers(shape, _length(config, record), target_length(config, record))
     flops = None if weights is None else flops_per_step(settings, weights, layers)
     score = _score(config, result, curves)
+    learns = config.task if isinstance(config, FineTuneConfig) else config.objective
     name = plain(run.path.resolve().name or str(run.path), 80)
     document = {
         "name": name,
         "folder": plain(str(run.path), 500),
         "kind": config.kind,
-        "learns": config.task if isinstance(config, FineTuneConfig) else config.objective,
+        "learns": learns,
         "recipe": plain(config.name, 80),
         "status": _status(run, config, result, curves),
         "score": score,
@@ -93,7 +94,7 @@ def describe(path: str | Path, most_predictions: int = MOST_PREDICTIONS) -> Desc
         "notes": _notes(record, result),
         "settings": _flat(settings),
         "predictions": _predictions(run, config, record, most_predictions, left_out).as_json(),
-        "samples": _samples(run, left_out),
+        "samples": read_samples(run.samples, learns, left_out),
         "curves": [curve.as_json() for curve in curves.values()],
     }
     _missing(document, weights, layers, counts, left_out)
@@ -382,26 +383,6 @@ def _predictions(
     if found.remarks:
         left_out["predictions"] = " ".join(found.remarks)
     return found
-
-
-def _samples(run: RunFolder, left_out: dict[str, str]) -> list[dict[str, Any]]:
-    """What the model wrote on the way, the first and the latest of it."""
-    path = run.path / "samples.jsonl"
-    if not path.exists():
-        return []
-    lines = JsonLines(path)
-    samples = [_sample(line) for line in lines]
-    if lines.remark is not None:
-        left_out["samples"] = lines.remark
-    if len(samples) > MOST_SAMPLES:
-        left_out["samples"] = f"{len(samples) - MOST_SAMPLES:,} samples are not shown: {path} holds all of them."
-        samples = [*samples[: MOST_SAMPLES // 2], *samples[-MOST_SAMPLES // 2 :]]
-    return samples
-
-
-def _sample(line: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {name: plain(line[name], 1_000) for name in ("prompt", "text", "expected") if line.get(name) is not None}
-    return {"step": int(number(line.get("step")) or 0), **texts}
 
 
 def _missing(
