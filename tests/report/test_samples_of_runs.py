@@ -14,12 +14,14 @@ def sample(folder, line, learns="causal"):
 
 
 def test_places_of_a_masked_text(tmp_path):
-    line = {"between": ["a ", " c ", ""], "read": ["[MASK]", "x"], "guessed": ["b", "x"], "expected": ["b", "d"]}
+    line = {"between": ["a ", " c ", "", ""], "read": ["[MASK]", "x", "[MASK]"]}
+    line |= {"guessed": ["b", "x", ""], "expected": ["b", "d", ""]}
     found = sample(tmp_path, line, "mlm")
-    assert (found["right"], found["of"], found["texts"]) == (1, 2, {})
-    assert [one["text"] for one in found["places"]] == ["a ", "b", " c ", "x", ""]
-    assert [one["marks"] for one in found["places"][1::2]] == [["right"], ["wrong"]]
-    assert found["places"][1]["read"] == "[MASK]" and found["places"][3]["expected"] == "d"
+    assert (found["right"], found["of"], found["texts"]) == (2, 3, {})
+    assert [one["text"] for one in found["places"]] == ["a ", "b", " c ", "x", "", "", ""]
+    assert [one["marks"] for one in found["places"][1::2]] == [["right"], ["wrong"], ["right"]]
+    assert [one["read"] for one in found["places"][1::2]] == [None, "x", None]
+    assert found["places"][3]["expected"] == "d"
 
 
 @pytest.mark.parametrize("between", [None, [], ["a"], ["a", "b", "c", "d"], "abc", [1, {}, None]])

@@ -3,6 +3,7 @@ shown."""
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,17 @@ def _sample(line: Mapping[str, Any], learns: str) -> dict[str, Any]:
 
 
 def _places(line: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A text with the places that the model filled in, as segments, and how many are right; None for anything else."""
+    """A text with the places that the model filled in, as segments, and how many are right; None for anything else.
+
+    `read` of a place is what stood there, where that is not the mask: what most places have.
+    """
     between, *columns = (line.get(name) for name in ("between", "read", "guessed", "expected"))
     if not all(isinstance(one, list) for one in (between, *columns)):
         return None
     if any(len(one) != len(between) - 1 for one in columns):
         return None
     segments: list[dict[str, Any]] = [{"text": plain(between[0])}] if between else []
-    right = 0
+    right, mask = 0, Counter(map(str, columns[0])).most_common(1)
     for text, read, guessed, expected in list(zip(between[1:], *columns, strict=True))[:MOST_PLACES]:
         is_right = guessed == expected
         right += is_right
@@ -75,7 +79,7 @@ def _places(line: Mapping[str, Any]) -> dict[str, Any] | None:
             {
                 "text": plain(guessed, 60),
                 "marks": ["right" if is_right else "wrong"],
-                "read": plain(read, 60),
+                "read": None if mask[0][0] == str(read) else plain(read, 60),
                 "expected": plain(expected, 60),
             }
         )

@@ -148,13 +148,13 @@ class CausalBytes(Pretraining[WindowCorpus]):
 
     def _sequence(self, model: PreTrainedModel, modality: Modality, row: torch.Tensor) -> list[dict[str, Any]]:
         """Of a piece, int64 [1, values + 1] with the token before it: each value as the model expects it from the right
-        ones before it, and its second half as the model draws it, where that is not too long."""
+        ones before it, and the end as the model draws it: half of the piece at most."""
         with torch.no_grad(), arithmetic(self.config.dtype, model.device):
             logits = model(input_ids=row[:, :-1].to(model.device)).logits[0, :, :FIRST_CLASS]
         values = row[0, 1:]
-        kept = modality.kept(len(values), 0.5)
+        kept = modality.kept(len(values), max(0.5, 1 - modality.most_drawn / len(values)))
         drawn = values[:0]
-        if 1 <= len(values) - kept <= modality.most_drawn:
+        if kept < len(values):
             sampling = Sampling(seed=self.config.seed).arguments(len(values) - kept)
             drawn = self.continued(model, row[:, : kept + 1], sampling)[0]
         as_values = (one.cpu().numpy().astype(np.uint8) for one in (values, logits.argmax(-1), drawn))

@@ -49,7 +49,7 @@ class Modality(ABC):
     outputs          how the names of files may end that `write` makes; any, if there are none
     is_stream        whether data are one sequence that begins in the middle of things (see Pieces)
     samples_at_the_end  whether a run keeps samples at its end alone, and not at every evaluation: pictures and sounds
-    most_drawn       how many values a model draws for a sample at most
+    most_drawn       about how many values a model draws for a sample at most
 
     A sequence begins with a token that is no value: 0, as between files, or 256 + the class of the piece.
     """
@@ -63,7 +63,7 @@ class Modality(ABC):
     outputs: ClassVar[tuple[str, ...]] = ()
     is_stream: bool = False
     samples_at_the_end: ClassVar[bool] = False
-    most_drawn: ClassVar[int] = 2048
+    most_drawn: ClassVar[int] = 1024
 
     @property
     def vocabulary_size(self) -> int:
@@ -116,7 +116,7 @@ class Modality(ABC):
 
         values    uint8 [values]: the sequence
         expected  uint8 [values]: what the model takes each value for, given the right ones before it
-        drawn     uint8 [values]: the end of the sequence as the model draws it; empty where that would take long
+        drawn     uint8 [values]: the end of the sequence as the model draws it; empty where none is drawn
         """
         return []
 
