@@ -103,7 +103,7 @@ class _Stack(NamedTuple):
 
     title: str
     schedule: Any
-    count: int
+    layers: int
     queries: int | None
     keys: int
 
@@ -159,7 +159,7 @@ def _schedules(shape: Mapping[str, Any], has_decoder: bool) -> tuple[Sequence[An
 
 def _distinct(stack: _Stack, shape: Mapping[str, Any]) -> list[Drawn]:
     """The distinct mixers of a stack of layers, in the order of their first layers."""
-    schedule, count = as_schedule(stack.schedule), stack.count
+    schedule, count = as_schedule(stack.schedule), stack.layers
     places: dict[Mixer, list[int]] = {}
     for place, mixer in enumerate(schedule.mixers[:count]):
         places.setdefault(mixer, []).append(place)

@@ -65,9 +65,11 @@ def _places(line: Mapping[str, Any]) -> dict[str, Any] | None:
 
     `read` of a place is what stood there, where that is not the mask: what most places have.
     """
-    between, *columns = (line.get(name) for name in ("between", "read", "guessed", "expected"))
-    if not all(isinstance(one, list) for one in (between, *columns)):
+    found = [line.get(name) for name in ("between", "read", "guessed", "expected")]
+    lists = [one for one in found if isinstance(one, list)]
+    if len(lists) < len(found):
         return None
+    between, *columns = lists
     if any(len(one) != len(between) - 1 for one in columns):
         return None
     segments: list[dict[str, Any]] = [{"text": plain(between[0])}] if between else []

@@ -153,7 +153,7 @@ class MaskedTokens(RowObjective["MaskedRows"]):
         given = {name: one for name, one in batch.items() if name in ("input_ids", "token_type_ids", "places")}
         output = model(**given)
         logits = output.prediction_logits if self.config.next_sentence else output.logits
-        chosen = (batch["labels"][0] != IGNORED).sum().item()
+        chosen = int((batch["labels"][0] != IGNORED).sum())
         known = slice(min(chosen, SHOWN))
         tokens, places = batch["input_ids"][0].tolist(), batch["places"][0].tolist()
         ends = [*places[known], places[SHOWN] if chosen > SHOWN else len(tokens)]
