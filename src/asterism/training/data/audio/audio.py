@@ -37,6 +37,7 @@ class Audio(Modality):
     name, unit = "audio", "samples"
     outputs = (".wav",)
     samples_at_the_end = True
+    most_drawn = 1024
 
     def __init__(self, rate: int = 12_000, classes: int | None = None) -> None:
         least, most = RATES

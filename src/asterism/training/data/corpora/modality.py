@@ -63,7 +63,7 @@ class Modality(ABC):
     outputs: ClassVar[tuple[str, ...]] = ()
     is_stream: bool = False
     samples_at_the_end: ClassVar[bool] = False
-    most_drawn: ClassVar[int] = 1024
+    most_drawn: ClassVar[int] = 0
 
     @property
     def vocabulary_size(self) -> int:

@@ -121,7 +121,6 @@ class Genome(Modality):
     """
 
     name, unit = "genome", "bases"
-    most_drawn = 0
     outputs = (".fa", ".fasta", ".fna", ".fas", ".txt")
 
     def __init__(

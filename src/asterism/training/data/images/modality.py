@@ -36,6 +36,7 @@ class Images(Modality):
     name, unit = "images", "values"
     outputs = (".png",)
     samples_at_the_end = True
+    most_drawn = 1024
 
     def __init__(
         self,
