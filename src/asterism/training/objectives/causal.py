@@ -123,23 +123,42 @@ class CausalBytes(Pretraining[WindowCorpus]):
         )
         bits = bits_per_byte(model, pieces, plan, self.config, evaluator)
         notes = self.reported(budget, plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
-        return Outcome({"bits_per_byte": bits}, samples=self._samples(model, pieces, evaluator), notes=notes)
+        return Outcome({"bits_per_byte": bits}, samples=self._samples(model, pieces, budget), notes=notes)
 
-    def _samples(self, model: PreTrainedModel, pieces: Pieces, evaluator: Evaluator) -> list[dict[str, Any]]:
-        """How the model goes on after the first bytes of the validation split, drawn by the run's seed.
+    def _samples(self, model: PreTrainedModel, pieces: Pieces, budget: Budget) -> list[dict[str, Any]]:
+        """What the model makes of the beginning of the validation split, drawn by the run's seed: of text what follows.
 
-        Only of text, where rows are long enough, and by one process: those that share a model would have to draw
-        together.
+        All processes of a run draw the same together, each the whole of it.
         """
-        prompt = min(PROMPT, self.config.context // 4)
-        length = min(SAMPLED, self.config.context - prompt)
-        if self.config.modality != RunConfig.modality or not (pieces.is_stream and evaluator.processes.alone):
-            return []
-        start = bytes(pieces.read(0, prompt).tolist())
+        modality = self.config.reads()
         with isolated(derive(self.config.seed)):
-            sampling = Sampling(seed=self.config.seed).arguments(length)
-            written = bytes(self.continued(model, self.prompt(start), sampling)[0].tolist())
+            if pieces.is_stream:
+                return self._text(model, pieces)
+            if modality.samples_at_the_end and budget.spread:
+                return []
+            row = read_windows(pieces, pieces.bounds[:1], self.config.context)
+            return self._sequence(model, modality, row[:, : 1 + int(pieces.bounds[1] - pieces.bounds[0])])
+
+    def _text(self, model: PreTrainedModel, pieces: Pieces) -> list[dict[str, Any]]:
+        prompt = min(PROMPT, self.config.context // 4)
+        start = bytes(pieces.read(0, prompt).tolist())
+        sampling = Sampling(seed=self.config.seed).arguments(min(SAMPLED, self.config.context - prompt))
+        written = bytes(self.continued(model, self.prompt(start), sampling)[0].tolist())
         return [{name: text.decode(errors="replace") for name, text in (("prompt", start), ("text", written))}]
+
+    def _sequence(self, model: PreTrainedModel, modality: Modality, row: torch.Tensor) -> list[dict[str, Any]]:
+        """Of a piece, int64 [1, values + 1] with the token before it: each value as the model expects it from the right
+        ones before it, and the end as the model draws it: half of the piece at most."""
+        with torch.no_grad(), arithmetic(self.config.dtype, model.device):
+            logits = model(input_ids=row[:, :-1].to(model.device)).logits[0, :, :FIRST_CLASS]
+        values = row[0, 1:]
+        kept = modality.kept(len(values), max(0.5, 1 - modality.most_drawn / len(values)))
+        drawn = values[:0]
+        if kept < len(values):
+            sampling = Sampling(seed=self.config.seed).arguments(len(values) - kept)
+            drawn = self.continued(model, row[:, : kept + 1], sampling)[0]
+        as_values = (one.cpu().numpy().astype(np.uint8) for one in (values, logits.argmax(-1), drawn))
+        return modality.samples(*as_values)
 
     def facts(self, corpus: WindowCorpus, steps: int) -> dict[str, Any]:
         """Also what compressors need for the bytes that are scored."""

@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
@@ -27,6 +27,9 @@ from asterism.training.run.arithmetic import wide
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Metric
 from asterism.training.settings.configuration import RunConfig
+
+SHOWN = 64
+"""How many tokens of a target a sample shows."""
 
 
 class Room(NamedTuple):
@@ -163,6 +166,24 @@ class Denoising(RowObjective[Pairs]):
         return (
             f"{what}, {figures['target_loss']:.4f} nats each, {figures['target_accuracy']:.1%} right given those before"
         )
+
+    def samples(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """What the encoder read, the first tokens that are wanted of the decoder, and as many that it writes by itself,
+        the likeliest at each place."""
+        wanted = batch["labels"][0][batch["labels"][0] != IGNORED][:SHOWN].tolist()
+        read = batch["input_ids"][:, : int(batch["attention_mask"].sum())]
+        # The end does not stop the decoder: processes that share weights compute equally many steps.
+        how = GenerationConfig(
+            max_new_tokens=len(wanted),
+            do_sample=False,
+            pad_token_id=self.tokenizer.pad_token_id,
+            decoder_start_token_id=model.config.decoder_start_token_id,
+        )
+        written = cast(Any, model).generate(read, generation_config=how)[0, 1:].tolist()
+        if self.end in written:
+            written = written[: written.index(self.end) + 1]
+        columns = {"prompt": read[0].tolist(), "text": written, "expected": wanted}
+        return [{name: self.tokenizer.decode(tokens) for name, tokens in columns.items()}]
 
     def measured(self, model: PreTrainedModel, rows: Pairs, numbers: range, evaluator: Evaluator) -> dict[str, float]:
         def measure(output: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -43,6 +43,10 @@ from asterism.training.settings.configuration import RunConfig
 FREQUENCIES = "unigram.safetensors"
 
 
+SHOWN = 40
+"""How many places of a row a sample shows: at 15 of 100 tokens, about 270 tokens of text."""
+
+
 class MaskedTokens(RowObjective["MaskedRows"]):
     """15 of 100 tokens of every row are predicted from what masking has left of it.
 
@@ -142,6 +146,25 @@ class MaskedTokens(RowObjective["MaskedRows"]):
         if figures["next_sentence_accuracy"] is not None:
             lines.append(f"next sentence: {figures['next_sentence_accuracy']:.1%} right")
         return "\n".join(lines)
+
+    def samples(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """The beginning of a row: the text `between` places that were chosen, and what was read, guessed and wanted
+        there. `between` has one text more than there are places."""
+        given = {name: one for name, one in batch.items() if name in ("input_ids", "token_type_ids", "places")}
+        output = model(**given)
+        logits = output.prediction_logits if self.config.next_sentence else output.logits
+        chosen = int((batch["labels"][0] != IGNORED).sum())
+        known = slice(min(chosen, SHOWN))
+        tokens, places = batch["input_ids"][0].tolist(), batch["places"][0].tolist()
+        ends = [*places[known], places[SHOWN] if chosen > SHOWN else len(tokens)]
+        starts = [0, *(place + 1 for place in places[known])]
+        columns = {
+            "between": [tokens[start:end] for start, end in zip(starts, ends, strict=True)],
+            "read": [[tokens[place]] for place in places[known]],
+            "guessed": [[token] for token in logits[0].argmax(-1)[known].tolist()],
+            "expected": [[token] for token in batch["labels"][0][known].tolist()],
+        }
+        return [{name: [self.tokenizer.decode(one) for one in each] for name, each in columns.items()}]
 
     def measured(
         self, model: PreTrainedModel, rows: "MaskedRows", numbers: range, evaluator: Evaluator

@@ -5,7 +5,7 @@ evaluations of the row's number alone, so metrics are of the same rows in every 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from asterism.training.data.corpora.corpus import Corpus
 from asterism.training.data.corpora.packing import Epochs
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Evaluation, Outcome, Question, refuse_reader
 
@@ -101,6 +102,13 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
     def measured(self, model: PreTrainedModel, rows: Kind, numbers: range, evaluator: Evaluator) -> dict[str, float]:
         """The metrics of the rows of these numbers, read as `read_scored` does."""
 
+    @abstractmethod
+    def samples(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """What the model makes of one row, [1, ...] each on the model's device, for people to see how it learns.
+
+        All processes of a run compute it together, each the whole row.
+        """
+
     # --- what is the same for all -----------------------------------------------------------------------------------
 
     def batch(self, corpus: RowCorpus[Kind], step: int) -> dict[str, torch.Tensor]:
@@ -117,7 +125,11 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
         rows, budget = corpus.validation, evaluator.budget
         numbers = range(rows.count)[budget.part(rows.count, corpus.corpus.length("validation"))]
         metrics = self.measured(model, rows, numbers, evaluator)
-        return Outcome(metrics, notes=self.reported(budget, len(numbers), rows.count, self.rows_are))
+        first = {name: one.to(model.device) for name, one in self.read_scored(rows, np.array([0])).items()}
+        with torch.no_grad(), arithmetic(self.config.dtype, model.device):
+            samples = self.samples(model, first)
+        notes = self.reported(budget, len(numbers), rows.count, self.rows_are)
+        return Outcome(metrics, samples=samples, notes=notes)
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         refuse_reader(question)

@@ -92,6 +92,10 @@ class Report(ScoredFigures):
     corpus_sha256: str
     notes: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        size = f"{self.parameters:,} parameters, {self.steps:,} steps in {self.minutes:.1f} minutes"
+        return f"{self.text}\n{size}\nsaved in {self.folder}"
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any], text: str) -> "Report":
         """The inverse of `as_json`. Raises TypeError for values that are not those of a report."""

@@ -51,7 +51,7 @@ def write_sounds(sounds: Sequence[Sound], rate: int, output: Path) -> list[Path]
             soundfile.write(encoded, samples, rate, subtype="PCM_16", format="WAV")
             unfinished.enter_context(replacing_file(name)).write_bytes(encoded.getbuffer())
         picture = picture_of(output)
-        _draw(sounds[:MOST_DRAWN], rate, unfinished.enter_context(replacing_file(picture)))
+        draw_sounds(sounds[:MOST_DRAWN], rate, unfinished.enter_context(replacing_file(picture)))
     return [*names, picture]
 
 
@@ -70,7 +70,7 @@ def require_matplotlib() -> None:
     require_package("matplotlib", "matplotlib", "audio", "drawing spectrograms")
 
 
-def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:
+def draw_sounds(sounds: Sequence[Sound], rate: int, path: Path) -> None:
     """A panel for each sound, all on the same scale of decibels below the loudest; PNG."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

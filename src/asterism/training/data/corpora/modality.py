@@ -6,11 +6,13 @@ is ever evaluated. The classes are imported when they are first asked for, and t
 first read.
 """
 
+import base64
 import inspect
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +48,8 @@ class Modality(ABC):
     classes          how many classes the first token of a sequence tells apart; None for models that know of none
     outputs          how the names of files may end that `write` makes; any, if there are none
     is_stream        whether data are one sequence that begins in the middle of things (see Pieces)
+    samples_at_the_end  whether a run keeps samples at its end alone, and not at every evaluation: pictures and sounds
+    most_drawn       about how many values a model draws for a sample at most
 
     A sequence begins with a token that is no value: 0, as between files, or 256 + the class of the piece.
     """
@@ -58,6 +62,8 @@ class Modality(ABC):
     classes: int | None = None
     outputs: ClassVar[tuple[str, ...]] = ()
     is_stream: bool = False
+    samples_at_the_end: ClassVar[bool] = False
+    most_drawn: ClassVar[int] = 0
 
     @property
     def vocabulary_size(self) -> int:
@@ -105,6 +111,15 @@ class Modality(ABC):
         rows = zip(originals, completions, strict=True)
         return self.write([one for original, made in rows for one in (original, *made)], output)
 
+    def samples(self, values: np.ndarray, expected: np.ndarray, drawn: np.ndarray) -> list[dict[str, Any]]:
+        """What a run keeps of one sequence for people to see how it learns; by default nothing.
+
+        values    uint8 [values]: the sequence
+        expected  uint8 [values]: what the model takes each value for, given the right ones before it
+        drawn     uint8 [values]: the end of the sequence as the model draws it; empty where none is drawn
+        """
+        return []
+
     def refuse_output(self, output: Path) -> None:
         """Raises ConfigurationError, before any work, if `write` could not write a file of this name."""
         if self.outputs and output.suffix.lower() not in self.outputs:
@@ -126,6 +141,14 @@ class Modality(ABC):
         parameters = inspect.signature(type(self)).parameters
         given = {name: getattr(self, name) for name, one in parameters.items() if getattr(self, name) != one.default}
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def data_uri(kind: str, write: Callable[[Path], Any], suffix: str) -> str:
+    """A file that `write` writes under the name it is given, as a URI that holds it: "data:image/png;base64,..."."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"sample{suffix}")
+        write(path)
+        return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _either(suffixes: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -37,6 +37,9 @@ MOST_COUNTED = 1 << 23
 """Bases that simple models count: pieces from all over the training split, if that has more."""
 
 MOST_PASSES = 1_000
+
+SAMPLED = 600
+"""Bases that a sample of a run shows."""
 
 COLUMNS = 60
 """Letters of a line that is written."""
@@ -223,6 +226,14 @@ class Genome(Modality):
             named.append((f"original{number}", original))
             named += [(f"completion{number}.{row} given={given}", one) for row, one in enumerate(made, start=1)]
         return self._write(named, output)
+
+    def samples(self, values: np.ndarray, expected: np.ndarray, drawn: np.ndarray) -> list[dict[str, Any]]:
+        """The first bases, and what was expected at each; what is no letter is "?"."""
+        right, guessed = (
+            "".join(chr(one) if one in (*BASES, UNKNOWN) else "?" for one in each[:SAMPLED].tolist())
+            for each in (values, expected)
+        )
+        return [{"bases": right, "guessed": guessed}]
 
     def _write(self, named: Sequence[tuple[str, np.ndarray]], output: Path) -> list[Path]:
         self.refuse_output(output)
