@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from error_remedies import REMEDIES
@@ -17,7 +18,7 @@ SOURCE = ROOT / "src" / "asterism"
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 MAKERS = {
-    "error": "`PatternError` or `ConfigurationError`",
+    "error": "PatternError or ConfigurationError",
     "refusal": "answer of `asterism explore`",
     "_refused": "answer of `asterism explore`",
 }
@@ -83,7 +84,7 @@ def error_codes() -> str:
     """The text of the page."""
     rooms = _rooms()
     found: dict[str, list[Raised]] = {}
-    for one in raised(SOURCE):
+    for one in _all_raised():
         found.setdefault(one.room, []).append(one)
     unknown = sorted(REMEDIES.keys() - {one.code for every in found.values() for one in every})
     homeless = sorted(found.keys() - rooms.keys())
@@ -96,11 +97,16 @@ def error_codes() -> str:
     lines += [f"| [{_title(room)}](#{_anchor(room)}) | {rooms[room]} |" for room in order]
     anchored: set[str] = set()
     for room in order:
-        lines += [f"\n## {_title(room)}\n", "| code | class | message |\n|---|---|---|"]
+        lines += [f"\n## {_title(room)}\n", "| code, class | message |\n|---|---|"]
         for code in sorted({one.code for one in found[room]}):
             lines.append(_row(code, [one for one in found[room] if one.code == code], code not in anchored))
             anchored.add(code)
     return "\n".join([*lines, ""])
+
+
+@cache
+def _all_raised() -> tuple[Raised, ...]:
+    return tuple(raised(SOURCE))
 
 
 def raised(source: Path) -> Iterator[Raised]:
@@ -138,10 +144,10 @@ def _made(node: ast.AST, classes: set[str]) -> tuple[str, ast.Call] | None:
     if isinstance(node, ast.ClassDef) and node.name in classes:
         calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and _coded(one)]
         own = [call for call in calls if ast.unparse(call.func) == "super().__init__"]
-        return (f"`{node.name}`", own[0]) if own else None
+        return (node.name, own[0]) if own else None
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _coded(node)):
         return None
-    kind = f"`{node.func.id}`" if node.func.id in classes else MAKERS.get(node.func.id)
+    kind = node.func.id if node.func.id in classes else MAKERS.get(node.func.id)
     return None if kind is None else (kind, node)
 
 
@@ -252,7 +258,7 @@ def _row(code: str, same: list[Raised], is_first: bool) -> str:
     messages = dict.fromkeys(message for one in same for message in one.messages)
     told = [*map(_quoted, messages), *([REMEDIES[code]] if code in REMEDIES else [])]
     anchor = f'<a id="{code}"></a>' if is_first else ""
-    return f"| {anchor}`{code}` | {'<br>'.join(kinds)} | {'<br>'.join(told)} |"
+    return f"| {anchor}`{code}`<br>{'<br>'.join(kinds)} | {'<br>'.join(told)} |"
 
 
 def _title(room: str) -> str:

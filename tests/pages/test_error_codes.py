@@ -37,7 +37,7 @@ def test_a_message_is_read_as_a_template(text, expected, tmp_path):
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "some.py").write_text(f"class BadError(AsterismError): ...\n{text}\n")
     (found,) = raised(tmp_path)
-    assert (found.kind, found.code, found.room) == ("`BadError`", "a-code", "room/")
+    assert (found.kind, found.code, found.room) == ("BadError", "a-code", "room/")
     assert list(found.messages) == expected
 
 
@@ -45,7 +45,7 @@ def test_a_class_with_one_code_is_found(tmp_path):
     body = 'def __init__(self, name):\n        super().__init__("one-code", f"no {name}")'
     (tmp_path / "some.py").write_text(f"class AnyError(DataError):\n    {body}\nclass DataError(AsterismError): ...\n")
     assert [(one.kind, one.code, one.messages) for one in raised(tmp_path)] == [
-        ("`AnyError`", "one-code", ("no <name>",))
+        ("AnyError", "one-code", ("no <name>",))
     ]
 
 
@@ -63,7 +63,7 @@ def test_the_page_is_current():
 def test_every_code_of_the_source_is_on_the_page():
     """By a reading of its own: a class of errors, a parenthesis, and a code."""
     page = set(
-        re.findall(r"^\| (?:<a id=\"\S+\"></a>)?`([a-z0-9-]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+        re.findall(r"^\| (?:<a id=\"\S+\"></a>)?`([a-z0-9-]+)`<br>", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     )
     called = re.compile(r"\b[A-Z]\w*Error\(\s*\"([a-z0-9-]+)\",\s")
     source = {
