@@ -198,10 +198,11 @@ class MaskedTokens(RowObjective["MaskedRows"]):
 
 
 class MaskedRows(SplitRows):
-    """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
+    """The packed rows of one split, masked and, with pairs, also paired. `starts`, int64 [rows], holds the start of
+    each row.
 
-    Raises DataError for a split with too few tokens, with letters that tokens of DNA do not know and, with pairs, with
-    fewer than two documents; ConfigurationError for tokens of bytes where bases are read.
+    Raises DataError for a split with too few tokens, with letters that tokens of DNA do not have or, with pairs, with
+    fewer than two documents. Raises ConfigurationError for byte tokens of a genome.
     """
 
     def __init__(self, config: RunConfig, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -240,7 +241,7 @@ class MaskedRows(SplitRows):
         return {**super().record(), "empty_documents": self.stream.empty}
 
     def read(self, rows: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
-        """The rows of these numbers, what is random about each drawn from a generator of its own.
+        """The rows with these indices, int64 [rows]; each row draws from its own generator.
 
         input_ids int64 [rows, context]; places and labels int64 [rows, masked_per_row] as `Masking.apply` gives them;
         with pairs also token_type_ids [rows, context] and next_sentence_label int64 [rows]: 1 where the second part
