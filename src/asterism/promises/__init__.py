@@ -1,9 +1,9 @@
-"""What a sparse model promises its users, checked the same way on ours and on peers'.
+"""Promises of sparse models to their users, checked in the same way on our models and on those of other libraries.
 
     asterism promises
 
-Every check runs a small model with random weights and compares two of its answers. Nothing here knows how a model is
-made inside: only `forward`, and for causal models its cache.
+Every check runs a small model with random weights and compares two of its answers. The checks use only `forward` and,
+for causal models, the cache; they do not depend on a model's internals.
 """
 
 from asterism.promises.checks import PROMISES, PromiseOutcome

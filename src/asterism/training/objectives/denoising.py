@@ -1,8 +1,8 @@
-"""Pretraining encoder-decoders: a part of a text is left out of what the encoder reads, and the decoder writes it.
+"""Pretrain encoder-decoders: a part of a text is left out of the encoder's input, and the decoder writes it.
 
-What is left out, and how, is the objective's (`span_corruption.py`, `gap_sentences.py`); the rest stands here. Metrics
-are in nats per token of the target, of pairs that are the same in every run: those of text r of a split are a function
-of r.
+The objective decides what is left out, and how (`span_corruption.py`, `gap_sentences.py`); the rest is here. Metrics
+are in nats per token of the target. Their pairs are the same in every run, because the pair of text r of a split is a
+function of r.
 """
 
 from abc import abstractmethod
@@ -33,14 +33,14 @@ SHOWN = 64
 
 
 class Room(NamedTuple):
-    """How many tokens an input and a target may have, the one that ends each included."""
+    """The most tokens of an input and of a target, including their end tokens."""
 
     inputs: int
     targets: int
 
 
 class Pairs(SplitRows):
-    """The texts of one split, of which parts are left out."""
+    """The texts of one split, from which parts are left out."""
 
     @abstractmethod
     def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +52,7 @@ class Pairs(SplitRows):
 
 
 class Denoising(RowObjective[Pairs]):
-    """An encoder-decoder writes what was left out of a text."""
+    """An encoder-decoder writes the parts that were left out of a text."""
 
     metric = Metric("target_loss", "nats/target token", "validation_target_loss")
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -84,7 +84,7 @@ class Denoising(RowObjective[Pairs]):
     @classmethod
     @abstractmethod
     def room_of(cls, config: RunConfig) -> Room:
-        """How long inputs and targets may be."""
+        """The largest lengths of inputs and targets."""
 
     # --- what is the same for all -----------------------------------------------------------------------------------
 
@@ -118,13 +118,13 @@ class Denoising(RowObjective[Pairs]):
 
     @classmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        """A batch of so many pairs as long as they can be, all zeros."""
+        """A batch of this many pairs of the largest length, all zeros."""
         sizes = {"input_ids": cls.room_of(config).inputs, "labels": cls.room_of(config).targets}
         return {name: torch.zeros(sequences, size, dtype=torch.int64) for name, size in sizes.items()}
 
     @classmethod
     def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["Denoising", RowCorpus[Pairs]]:
-        """The tokenizer is made of the training split, unless it is there."""
+        """The tokenizer is learned from the training split, unless it exists."""
         corpus = load_documents(config.data)
         objective = cls(config, vocabulary.made(corpus.documents("train"), config.context))
         train, validation = objective.rows(corpus, "train"), objective.rows(corpus, "validation")
@@ -139,10 +139,11 @@ class Denoising(RowObjective[Pairs]):
         return load_documents(data)
 
     def read(self, rows: Pairs, numbers: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
-        """The pairs of these numbers, int64 [pairs], what is random about each drawn from a generator of its own.
+        """The pairs with these indices, int64 [pairs]; each pair draws from its own generator.
 
-        input_ids and attention_mask int64 [pairs, room.inputs], labels int64 [pairs, room.targets]: each is ended, and
-        filled up on the right, labels with IGNORED. All batches have one shape, so patterns are compiled once.
+        input_ids and attention_mask are int64 [pairs, room.inputs], and labels int64 [pairs, room.targets]. Each has an
+        end token and is padded on the right, labels with IGNORED. All batches have one shape, so patterns are compiled
+        once.
         """
         shape = len(numbers), self.room.inputs
         inputs, mask = np.full(shape, self.tokenizer.pad_token_id), np.zeros(shape, dtype=np.int64)
@@ -202,5 +203,5 @@ class Denoising(RowObjective[Pairs]):
 
 
 def none_left(split: Split, corpus: Splits, why: str) -> DataError:
-    """What is raised for a split of which no pair can be made."""
+    """The error for a split from which no pair can be made."""
     return DataError("no-pairs", f"data: the {split} split of {corpus.name} gives no pairs: {why}")

@@ -1,12 +1,13 @@
-"""The span corruption of T5 (Raffel 2020, sections 3.1.4 and 3.3.4): some spans of a text are left out, and wanted.
+"""The span corruption of T5 (Raffel 2020, sections 3.1.4 and 3.3.4): spans of a text are left out and become the
+target.
 
     text     Thank you for inviting me to your party last week .
     input    Thank you <X> me to your party <Y> week .
     target   <X> for inviting <Y> last <Z>
 
-15 of 100 tokens are left out, in spans of 3 on average. A sentinel, of which each comes once, stands in the input for
-each span; the target is every span behind its sentinel, and one sentinel more, which says that this is all. All texts
-of one length lose as many tokens in as many spans; where they stand is drawn uniformly, and no two spans touch.
+15 of 100 tokens are left out, in spans of 3 on average. In the input, a different sentinel replaces each span. The
+target is every span after its sentinel, and a final sentinel. All texts of one length lose the same number of tokens in
+the same number of spans. Their positions are drawn uniformly, and no two spans touch.
 """
 
 import numpy as np
@@ -51,7 +52,7 @@ def _parts(whole: int, count: int, random: np.random.Generator) -> np.ndarray:
 
 
 class SpanPairs(Pairs):
-    """Rows of one length, packed end to end (`packing.py`), of which spans are left out.
+    """Rows of one length, packed end to end (`packing.py`), from which spans are left out.
 
     Raises DataError for a split with too few tokens.
     """
@@ -70,7 +71,7 @@ class SpanPairs(Pairs):
 
 
 class SpanCorruption(Denoising):
-    """Rows of the length of which the input fills the context."""
+    """Span corruption of rows whose inputs fill the context."""
 
     @classmethod
     def needs(cls, config: RunConfig) -> Needs:

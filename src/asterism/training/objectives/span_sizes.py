@@ -9,7 +9,7 @@ MEAN_SPAN = 3.0
 
 @dataclass(frozen=True)
 class SpanSizes:
-    """How many `tokens` a text has, how many of them are left out (`noise`), and in how many `spans`."""
+    """The number of `tokens` of a text, the number left out (`noise`), and the number of `spans`."""
 
     tokens: int
     noise: int
@@ -34,10 +34,10 @@ class SpanSizes:
 
     @property
     def input_tokens(self) -> int:
-        """How many tokens are left, sentinels included."""
+        """The number of tokens of the input, sentinels included."""
         return self.tokens - self.noise + self.spans
 
     @property
     def target_tokens(self) -> int:
-        """How many are wanted, sentinels included."""
+        """The number of tokens of the target, sentinels included."""
         return self.noise + self.spans + 1

@@ -52,7 +52,9 @@ class Audio(Modality):
         return AudioSplits(path, self.rate, self.classes, str(self))
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """FLAC of the same codes, and counts of what follows two samples in the training clips."""
+        """Bits of FLAC on the same codes, and of a model that counts the sample after two others in the training
+        clips.
+        """
         pieces = splits.pieces(split)
         return {
             "flac": flac_bits(pieces, first, stop, self.rate),
@@ -71,7 +73,7 @@ class Audio(Modality):
             raise refused(path, error, what="prompt") from None
 
     def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
-        """A WAV file for each, and the spectrograms of all in a picture beside."""
+        """Write a WAV file for each sequence, and a picture with all spectrograms next to them."""
         return write_sounds([Sound(codes, str(number)) for number, codes in enumerate(sequences)], self.rate, output)
 
     def write_completions(
@@ -81,7 +83,9 @@ class Audio(Modality):
         completions: Sequence[Sequence[np.ndarray]],
         output: Path,
     ) -> list[Path]:
-        """Each original, followed by what was made of its beginning; the picture has a line where it goes on."""
+        """Write each original, followed by the completions of its beginning. The picture marks where a completion
+        begins.
+        """
         sounds: list[Sound] = []
         for original, given, made in zip(originals, kept, completions, strict=True):
             sounds.append(Sound(original, f"{len(sounds)}: original"))
@@ -104,7 +108,7 @@ class Audio(Modality):
         return [sample]
 
     def refuse_output(self, output: Path) -> None:
-        """Also where a picture, or the first of several files, is in the way."""
+        """Also refuses an output if its picture, or the first of several files, exists."""
         super().refuse_output(output)
         require_soundfile()
         require_matplotlib()

@@ -1,4 +1,4 @@
-"""Sounds as WAV files, and as a picture: which frequencies are heard when."""
+"""Write sounds as WAV files, and their spectrograms as a picture."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MOST_COLUMNS = 4_000
 """Of a long sound so many windows are drawn, further apart."""
 
 _FLOOR = -90.0
-"""Decibels below the loudest sound of all below which nothing is told apart."""
+"""The range of the picture: decibels below the loudest sound."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -180,7 +180,9 @@ class Genome(Modality):
         return splits
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """What zlib, xz and models of several orders need; the models count both strands of the training split."""
+        """Bits per base of zlib, xz and models of several orders; the models count both strands of the training
+        split.
+        """
         assert isinstance(splits, GenomeSplits)
         last = min(stop, first + MOST_COMPARED)
         scored = [*splits.pieces(split).stretches(first, last)]
@@ -192,7 +194,7 @@ class Genome(Modality):
         return {f"{name}{cut}": bits for name, bits in found.items()}
 
     def read_prompt(self, path: Path) -> np.ndarray:
-        """The letters of a file that holds one sequence."""
+        """The letters of a file with a single sequence."""
         sequences = open_sequences(path, self.masked)  # type: ignore[arg-type]
         if len(sequences.names) > 1:
             raise DataError(
@@ -209,7 +211,7 @@ class Genome(Modality):
     def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
         """FASTA with lines of 60 letters; the sequences are called sample1, sample2, ...
 
-        What is no letter becomes N, and the line of the name says how often that was so.
+        Other values become N, and the header line says how often.
         """
         return self._write([(f"sample{number}", one) for number, one in enumerate(sequences, start=1)], output)
 
@@ -260,7 +262,7 @@ class Genome(Modality):
         return Sequences(files), of_name
 
     def _identity(self, sequences: Sequences, homes: dict[str, Split]) -> str:
-        """Of what is read and how it is divided; how training turns it is no part of it."""
+        """The hash of the letters and of their division into splits; it does not depend on how training turns them."""
         how = (self.validation, self.test, self.masked, float(self.most_unknown))
         digest = hashlib.sha256(repr(how).encode())
         for file in sequences.files:

@@ -68,7 +68,7 @@ class Images(Modality):
         return open_images(path, self.fitting, self.classes, str(self))
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """What PNG, WebP and JPEG XL need without loss (`compression.py`)."""
+        """Bits per value of lossless PNG, WebP and JPEG XL (`compression.py`)."""
         pieces, size = cast(ImagePieces, splits.pieces(split)), self.fitting.values
         return compressed(pieces.pictures.read(number, self.fitting) for number in range(first // size, stop // size))
 
@@ -93,7 +93,9 @@ class Images(Modality):
         completions: Sequence[Sequence[np.ndarray]],
         output: Path,
     ) -> list[Path]:
-        """A row for each picture: what was given of it, what was made of that, the original; many stand in pairs."""
+        """Write a row for each picture: the given part, its completions, and the original; many pictures share rows in
+        pairs.
+        """
         rows = [
             [given(self._picture(original), count), *map(self._picture, made), self._picture(original)]
             for original, count, made in zip(originals, kept, completions, strict=True)
