@@ -1,0 +1,106 @@
+"""Which windows, chunks and documents the models of transformers apply, refuse, or drop without a word.
+
+    python benchmarks/promised_windows.py benchmarks/results/promised_windows.json [--classes MistralForCausalLM ...]
+
+Each class is built small (`asterism.promises.small_model`) and checked by `asterism.promises.check_windows`. Without
+--classes: every class of docs/reference/native.md. The file is written after every class, and classes that it has from
+the same versions are not run again. `--page` writes the table of docs/results/windows.md from it, and runs nothing.
+"""
+
+import argparse
+import json
+import platform
+import re
+import sys
+import time
+import warnings
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PAGES = Path(__file__).parents[1] / "docs"
+PACKAGES = ("asterism-attention", "torch", "transformers")
+ATTENTION = ("eager", "sdpa")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--classes", nargs="+")
+    parser.add_argument("--attention", nargs="+", default=ATTENTION)
+    parser.add_argument("--page", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.page:
+        write_page(json.loads(arguments.output.read_text()))
+        return
+    versions = {name: version(name) for name in PACKAGES}
+    document = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+    if document.get("versions") != versions:
+        document = {"versions": versions, "python": platform.python_version(), "models": {}}
+    for name in arguments.classes or classes_of_page():
+        found = document["models"].setdefault(name, {})
+        for attention in arguments.attention:
+            if attention not in found:
+                found[attention] = _check(name, attention)
+                document["date"] = datetime.now(UTC).date().isoformat()
+                arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _check(name: str, attention: str) -> dict[str, Any]:
+    from asterism.errors import AsterismError
+    from asterism.promises import check_windows, small_model
+
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = check_windows(small_model(name).model, attention=[attention])
+    except AsterismError as error:
+        return {"error": str(error)}
+    verdicts = [one._asdict() for one in report.verdicts if one.state not in ("applied", "none")]
+    applied = sum(one.state == "applied" for one in report.verdicts)
+    print(f"{name}, {attention}: {applied} applied, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    for one in report.verdicts:
+        if one.state in ("dropped", "undecided"):
+            print(f"  {one.path}: {one.pattern}: {one.state}: {one.seen}", file=sys.stderr, flush=True)
+    paths = {one.path for one in report.verdicts if one.state == "applied"}
+    return {"applied": applied, "applied_paths": sorted(paths), "tokens": report.tokens, "others": verdicts}
+
+
+def classes_of_page() -> list[str]:
+    """The classes of the table of native patterns, each once."""
+    rows = re.findall(r"^\| [\w.-]+ \| (\w+) \| \d x", (PAGES / "reference" / "native.md").read_text(), re.MULTILINE)
+    return list(dict.fromkeys(rows))
+
+
+def write_page(document: dict[str, Any]) -> None:
+    """Put the rows of all models into the page."""
+    page = PAGES / "results" / "windows.md"
+    head, _, _ = page.read_text().partition("## The table")
+    rows = [
+        f"| {name} | {attention} | {_applied(found)} | {_paths(found, 'refused')} | {_paths(found, 'dropped')} |\n"
+        for name, engines in document["models"].items()
+        for attention, found in engines.items()
+    ]
+    packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items() if "asterism" not in name)
+    page.write_text(
+        f"{head}## The table\n\n{len(document['models'])} classes, {packages}, {document['date']}:\n\n"
+        "| class | attention | paths applied | refused | silently dropped |\n|---|---|---|---|---|\n" + "".join(rows)
+    )
+
+
+def _applied(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return "not checked: " + found["error"].replace("|", "\\|")
+    others = {one["path"] for one in found["others"]}
+    return str(len(set(found["applied_paths"]) - others))
+
+
+def _paths(found: dict[str, Any], state: str) -> str:
+    names = dict.fromkeys(one["path"] for one in found.get("others", ()) if one["state"] == state)
+    return "all" if len(names) > 16 else ", ".join(names)
+
+
+if __name__ == "__main__":
+    main()
