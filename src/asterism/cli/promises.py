@@ -106,9 +106,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--attention",
         metavar="NAMES",
-        help=f"attention implementations, joined by commas: eager, sdpa, flex_attention, asterism, ... (default: {_DEFAULT})",
+        help=f"joined by commas: eager, sdpa, flex_attention, asterism, ... (default: {_DEFAULT})",
     )
-    parser.add_argument("--paths", metavar="NAMES", help='paths, joined by commas: "prefill,static cache" (default: all)')
+    parser.add_argument(
+        "--paths", metavar="NAMES", help='paths, joined by commas: "prefill,static cache" (default: all)'
+    )
     parser.add_argument("--tokens", type=whole_number(24), metavar="N", help="length of the rows (default: by window)")
     parser.add_argument("--full", action="store_true", help="measure the folder's own weights and windows")
     add_record(parser, "with the versions of all libraries")

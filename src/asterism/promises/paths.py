@@ -62,7 +62,7 @@ def mask_of(tokens: int, side: str) -> np.ndarray:
     """int64 [tokens]: 1 for real tokens, 0 for padding on a side, if any."""
     mask = np.ones(tokens, np.int64)
     if side:
-        mask[:PADDING if side == "left" else None][-PADDING:] = 0
+        mask[: PADDING if side == "left" else None][-PADDING:] = 0
     return mask
 
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from asterism.randomness import isolated
 
-_MOST_NOISE = 1e-3
-"""Of the largest output; more than that is not rounding."""
+_MOST_NOISE, _ROUNDING, _NOTHING = 1e-3, 1e-5, 1e-9
+"""Of the outputs' root mean square: more than any rounding; more than that to float32; less than any token moves."""
 
 
 class Undecided(Exception):
@@ -25,7 +25,7 @@ class Undecided(Exception):
 
 
 class Reach(NamedTuple):
-    """What each layer reads: how far outputs moved, of the layer's largest output.
+    """What each layer reads: how far outputs moved, as multiples of the root mean square of the layer's outputs.
 
     `sizes` is [layers, queries, keys], with a column for each perturbed token; `finite` is [layers, queries]; `seen` is
     the number of tokens that the layers were given; `noise` is [layers, queries], the largest difference between equal
@@ -41,21 +41,18 @@ class Reach(NamedTuple):
     def moved(self, layer: int, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Booleans [queries, keys] of a layer: what surely moved, and what surely did not.
 
-        `judged` are the queries whose noise counts. Movement is more than 100 times the noise, and more than any
-        rounding to float32, which float64 models do inside, unless equal rows show that this one does not.
+        `judged` are the queries whose noise counts. Movement is more than 100 times the noise, and more than rounding
+        to float32, which models in float64 do inside, too. What lies between is neither.
         """
-        noise = float(self.noise[layer][judged].max(initial=0.0))
-        exact = self.epsilon < 1e-12 and noise < 1e-11
-        floor = 1e-10 if exact else 64 * float(np.finfo(np.float32).eps)
-        sizes = self.sizes[layer]
-        return sizes > max(100 * noise, floor), sizes <= max(4 * noise, 16 * self.epsilon)
+        noise, sizes = float(self.noise[layer][judged].max(initial=0.0)), self.sizes[layer]
+        return sizes > max(100 * noise, _ROUNDING), sizes <= max(4 * noise, 16 * self.epsilon, _NOTHING)
 
     def unclear(self, layer: int, judged: np.ndarray) -> str:
         """Why the outputs of a layer cannot tell who reads whom; nothing where they can."""
         if not self.finite[layer][judged].all():
             return f"outputs of real tokens in layer {layer} are not finite"
         if (noise := self.noise[layer][judged].max(initial=0.0)) > _MOST_NOISE:
-            return f"equal rows differ by {noise:.1g} of the largest output in layer {layer}: it draws random numbers"
+            return f"equal rows differ by {noise:.1g} of their size in layer {layer}: it draws random numbers"
         return ""
 
 
@@ -89,7 +86,7 @@ class Probe:
                 handle.remove()
 
     def moved(self) -> tuple[np.ndarray, int]:
-        """How far outputs moved, of the largest output of their layer, and how many tokens there were.
+        """How far outputs moved, as multiples of their size, and how many tokens there were.
 
         Raises Undecided where layers were not called, or not all alike.
         """
@@ -163,12 +160,14 @@ class Probe:
         finite = first.isfinite().all(dim=2)[0]
         self.finite[number, there] = finite.cpu().numpy()
         if finite.any():
-            largest = float(first[0, finite].abs().max())
-            self.scales[number] = max(self.scales[number], largest)
+            size = float(first[0, finite].double().square().mean().sqrt())
+            self.scales[number] = max(self.scales[number], size)
         self.epsilon = torch.finfo(outputs.dtype).eps
 
 
-def measure(layers: Sequence[nn.Module], tokens: int, keys: Sequence[int], run: Callable[[int], None], seed: int) -> Reach:
+def measure(
+    layers: Sequence[nn.Module], tokens: int, keys: Sequence[int], run: Callable[[int], None], seed: int
+) -> Reach:
     """What each layer reads in rows of `tokens` tokens when `run` calls the model with a number of equal rows."""
     found = []
     for perturbation in (seed, None):

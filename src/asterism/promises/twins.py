@@ -15,17 +15,24 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import CheckpointError, ConfigurationError, nearest
+from asterism.promises.verdicts import first_line
 from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
 
 _LAYERS = 6
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+_WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "word_embed_proj_dim", "encoder_hidden_size")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+_INNER = ("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "n_inner", "encoder_ffn_dim", "ffn_hidden_size")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SIZES: dict[str, Any] = {
-    **dict.fromkeys("hidden_size d_model n_embd dim embed_dim word_embed_proj_dim encoder_hidden_size".split(), 32),
-    **dict.fromkeys("num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers".split(), _LAYERS),
-    **dict.fromkeys("num_attention_heads n_head n_heads num_heads encoder_attention_heads".split(), 4),
-    **dict.fromkeys("intermediate_size ffn_dim d_ff hidden_dim n_inner encoder_ffn_dim ffn_hidden_size".split(), 48),
-    **dict.fromkeys("max_position_embeddings n_positions max_source_positions max_target_positions".split(), 128),
-    **dict.fromkeys("num_experts num_local_experts n_routed_experts moe_num_experts".split(), 4),
+    **dict.fromkeys(_WIDTHS, 32),
+    **dict.fromkeys(_DEPTHS, _LAYERS),
+    **dict.fromkeys(_HEADS, 4),
+    **dict.fromkeys(_INNER, 48),
+    **dict.fromkeys(_LENGTHS, 128),
+    **dict.fromkeys(_EXPERTS, 4),
     **{"vocab_size": 48, "vocab_size_per_layer_input": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     **{"cls_token_id": 1, "sep_token_id": 2, "decoder_start_token_id": 1},
     **{"num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8, "d_kv": 8, "embedding_size": 16},
@@ -83,10 +90,9 @@ def small_model(name: str) -> Twin:
             model = kind(config_kind(**fields))
             _randomise(model)
         except Exception as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigurationError(
                 "no-small-model",
-                f"cannot build a small {kind.__name__} ({line[:120]}); build one and call"
+                f"cannot build a small {kind.__name__} ({first_line(error)}); build one and call"
                 " asterism.promises.check_windows(model)",
             ) from error
     return Twin(model.eval(), tuple(_notes(kind, model.config, config)))
@@ -99,8 +105,7 @@ def whole_model(folder: str) -> Twin:
         try:
             model = kind.from_pretrained(folder, local_files_only=True)
         except Exception as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise CheckpointError("not-a-model-folder", f"{folder}: it cannot be loaded: {line[:160]}") from error
+            raise CheckpointError("not-a-model-folder", f"{folder} cannot be loaded: {first_line(error)}") from error
     return Twin(model.eval(), ("with its own weights and windows",))
 
 
@@ -122,7 +127,9 @@ def _of_folder(folder: Path) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError("not-a-model-folder", f"{folder}: its config.json cannot be read: {line[:160]}") from error
+        raise CheckpointError(
+            "not-a-model-folder", f"{folder}: its config.json cannot be read: {line[:160]}"
+        ) from error
     names = getattr(config, "architectures", None) or []
     if not names:
         raise ConfigurationError(
@@ -189,7 +196,7 @@ def _shorten(fields: dict[str, Any], given: PreTrainedConfig) -> None:
     for name, value in fields.items():
         if isinstance(value, list | tuple) and layers and len(value) == layers:
             fields[name] = list(value)[:fewest]
-        elif name in _SIZES and _SIZES[name] == _LAYERS and name in _DEPTHS:
+        elif name in _DEPTHS:
             fields[name] = fewest
     rotary = fields.get("rope_parameters")
     for part in (rotary, *rotary.values()) if isinstance(rotary, dict) else ():
@@ -197,9 +204,6 @@ def _shorten(fields: dict[str, Any], given: PreTrainedConfig) -> None:
             for name, value in part.items():
                 if isinstance(value, list):
                     part[name] = _ROTARY_SECTIONS if name == "mrope_section" else value[:4]
-
-
-_DEPTHS = frozenset("num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers".split())
 
 
 def _randomise(model: nn.Module) -> None:

@@ -87,8 +87,8 @@ def _of_group(
         if extra.any():
             query, column = _largest(np.where(extra, sizes, -1.0))
             seen = (
-                f"in layer {number} token {query} reads token {keys[column]}, which is hidden from it (moved by"
-                f" {min(sizes[query, column], 1e9):.1g} of the largest output)"
+                f"in layer {number} token {query} reads token {keys[column]}, which is hidden from it (outputs"
+                f" move by {min(sizes[query, column], 1e9):.1g} of their size)"
             )
             return verdict._replace(state="dropped", seen=seen, witness=(number, query, keys[column]))
         if missing.any():

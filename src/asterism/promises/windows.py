@@ -141,7 +141,7 @@ def _length(subject: _Subject, tokens: int | None) -> int:
         if tokens < size + 8:
             raise ConfigurationError(
                 "tokens-below-window",
-                f"a window or chunk of {size:,} tokens shows only in rows of at least {size + 8:,} tokens, got {tokens:,}",
+                f"a window or chunk of {size:,} tokens shows only in rows of at least {size + 8:,}, got {tokens:,}",
             )
         return tokens
     if needed > MOST_TOKENS:
