@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--classes", nargs="+")
     parser.add_argument("--attention", nargs="+", default=ATTENTION)
+    parser.add_argument("--paths", nargs="+", help="names of paths; all by default")
     parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
     if arguments.page:
@@ -42,12 +43,12 @@ def main() -> None:
         found = document["models"].setdefault(name, {})
         for attention in arguments.attention:
             if attention not in found:
-                found[attention] = _check(name, attention)
+                found[attention] = _check(name, attention, arguments.paths)
                 document["date"] = datetime.now(UTC).date().isoformat()
                 arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _check(name: str, attention: str) -> dict[str, Any]:
+def _check(name: str, attention: str, paths: list[str] | None) -> dict[str, Any]:
     from asterism.errors import AsterismError
     from asterism.promises import check_windows, small_model
 
@@ -55,7 +56,7 @@ def _check(name: str, attention: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            report = check_windows(small_model(name).model, attention=[attention])
+            report = check_windows(small_model(name).model, attention=[attention], paths=paths)
     except AsterismError as error:
         return {"error": str(error)}
     verdicts = [one._asdict() for one in report.verdicts if one.state not in ("applied", "none")]
@@ -64,8 +65,9 @@ def _check(name: str, attention: str) -> dict[str, Any]:
     for one in report.verdicts:
         if one.state in ("dropped", "undecided"):
             print(f"  {one.path}: {one.pattern}: {one.state}: {one.seen}", file=sys.stderr, flush=True)
-    paths = {one.path for one in report.verdicts if one.state == "applied"}
-    return {"applied": applied, "applied_paths": sorted(paths), "tokens": report.tokens, "others": verdicts}
+    whole = {one.path for one in report.verdicts if one.state != "none"} - {one["path"] for one in verdicts}
+    checked = len({one.path for one in report.verdicts if one.state != "none"})
+    return {"applied": len(whole), "checked": checked, "tokens": report.tokens, "others": verdicts}
 
 
 def classes_of_page() -> list[str]:
@@ -93,13 +95,17 @@ def write_page(document: dict[str, Any]) -> None:
 def _applied(found: dict[str, Any]) -> str:
     if "error" in found:
         return "not checked: " + found["error"].replace("|", "\\|")
-    others = {one["path"] for one in found["others"]}
-    return str(len(set(found["applied_paths"]) - others))
+    return f"{found['applied']} of {found['checked']}"
 
 
 def _paths(found: dict[str, Any], state: str) -> str:
-    names = dict.fromkeys(one["path"] for one in found.get("others", ()) if one["state"] == state)
-    return "all" if len(names) > 16 else ", ".join(names)
+    """The paths with a state; for refusals, with the first reason."""
+    ones = [one for one in found.get("others", ()) if one["state"] == state]
+    names = list(dict.fromkeys(one["path"] for one in ones))
+    if state == "refused" and names:
+        reason = ones[0]["seen"].replace("|", "\\|")
+        return f"{'all' if len(names) == found['checked'] else ', '.join(names)}: {reason[:100]}"
+    return ", ".join(names)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Path:
     packed: bool = False
 
     def real(self, tokens: int) -> np.ndarray:
-        """Booleans [tokens]: which tokens are no padding."""
+        """bool [tokens]: which tokens are no padding."""
         return mask_of(tokens, self.padded).astype(bool)
 
     def documents(self, tokens: int) -> list[int]:

@@ -29,7 +29,7 @@ class Reach(NamedTuple):
 
     `sizes` is [layers, queries, keys], with a column for each perturbed token; `finite` is [layers, queries]; `seen` is
     the number of tokens that the layers were given; `noise` is [layers, queries], the largest difference between equal
-    rows; `epsilon` is that of the outputs' dtype.
+    rows; `epsilon` is that of the outputs' dtype; `first_call` is how many tokens the first call had.
     """
 
     sizes: np.ndarray
@@ -37,6 +37,7 @@ class Reach(NamedTuple):
     seen: int
     noise: np.ndarray
     epsilon: float
+    first_call: int
 
     def moved(self, layer: int, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Booleans [queries, keys] of a layer: what surely moved, and what surely did not.
@@ -67,7 +68,7 @@ class Probe:
         shape = (len(layers), tokens)
         self.sizes, self.scales = np.zeros((*shape, len(self.keys))), np.zeros(len(layers))
         self.finite = np.ones(shape, bool)
-        self.epsilon = 0.0
+        self.epsilon, self.first_call = 0.0, 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -86,7 +87,7 @@ class Probe:
                 handle.remove()
 
     def moved(self) -> tuple[np.ndarray, int]:
-        """How far outputs moved, as multiples of their size, and how many tokens there were.
+        """float64 [layers, queries, keys]: how far outputs moved, as multiples of their size; and how many tokens came.
 
         Raises Undecided where layers were not called, or not all alike.
         """
@@ -115,6 +116,7 @@ class Probe:
             by_rows = self._by_rows(hidden, axis)
             self._compare(by_rows, number)
             equal = _as_before(by_rows[:1].expand_as(by_rows).clone(), hidden, axis)
+            self.first_call = self.first_call or by_rows.shape[1]
             self.seen[number] += by_rows.shape[1]
             return equal if isinstance(output, torch.Tensor) else (equal, *output[1:])
 
@@ -176,7 +178,7 @@ def measure(
             run(probe.rows)
         found.append(probe.moved())
     (sizes, seen), (noise, _) = found
-    return Reach(sizes, probe.finite, seen, noise.max(axis=2), probe.epsilon)
+    return Reach(sizes, probe.finite, seen, noise.max(axis=2), probe.epsilon, probe.first_call)
 
 
 def _as_before(by_rows: torch.Tensor, hidden: torch.Tensor, axis: int) -> torch.Tensor:

@@ -56,6 +56,7 @@ _OPTIONAL = frozenset((*_WINDOWS, "rotary_dim", "q_lora_rank", "num_kv_shared_la
 _FAMILIES: dict[str, dict[str, Any]] = {
     "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2)},
     "mellum": {"layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2)},
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"), {"global_head_dim": 8}),
     "neomme": {"hidden_size": 64, "head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], _LAYERS // 2]]},
 }
@@ -144,7 +145,7 @@ def _small(kind: type[PreTrainedConfig], given: PreTrainedConfig | None) -> dict
     known = set(inspect.signature(kind.__init__).parameters) | set(vars(reference) if reference is not None else ())
     renamed = getattr(kind, "attribute_map", {})
     fields = _kept(given) if given is not None else {}
-    sizes = _SIZES | _WINDOWS | (_SWITCHES | _FAMILIES.get(kind.model_type, {}) if given is None else {})
+    sizes = _SIZES | _WINDOWS | (_SWITCHES if given is None else {})
     for name, value in sizes.items():
         if name not in known | set(renamed) or (name in renamed and renamed[name] in sizes):
             continue
@@ -156,6 +157,8 @@ def _small(kind: type[PreTrainedConfig], given: PreTrainedConfig | None) -> dict
         fields |= {name: value for name, value in _LATENT.items() if name in fields}
     if given is not None:
         _shorten(fields, given)
+    else:
+        fields |= _FAMILIES.get(kind.model_type, {})
     for name, part in getattr(kind, "sub_configs", {}).items():
         own = getattr(reference, name, None)
         if reference is None or own is not None:

@@ -92,9 +92,14 @@ def _of_group(
             )
             return verdict._replace(state="dropped", seen=seen, witness=(number, query, keys[column]))
         if missing.any():
-            query, column = _largest(missing)
+            surely = _not_by_chance(missing, pairs & allowed, keys, reaches[0].first_call)
+            query, column = _largest(surely if surely.any() else missing)
             seen = f"in layer {number} token {query} does not read token {keys[column]}, which is shown to it"
-            return verdict._replace(state="dropped", seen=seen, witness=(number, query, keys[column]))
+            witness = (number, query, keys[column])
+            if surely.any():
+                return verdict._replace(state="dropped", seen=seen, witness=witness)
+            seen += ", or too little to be seen: others read as far, so the attention may be sharp"
+            verdict = verdict._replace(state="undecided", seen=seen)
     return verdict
 
 
@@ -108,6 +113,25 @@ def _allowed(pattern: Pattern, path: Path, tokens: int) -> np.ndarray:
         allowed[np.ix_(there, there)] = pattern.allows(places[:, None], places[None, :], length)
         start += length
     return allowed
+
+
+def _not_by_chance(missing: np.ndarray, shown: np.ndarray, keys: Sequence[int], first_call: int) -> np.ndarray:
+    """Which of the bool [queries, keys] missing pairs no sharp attention explains.
+
+    Where weights are spread, all pairs of one distance are read alike, among the first tokens that a model was given
+    and among those after them. Sharp attention leaves out single pairs; then only distances at which at least four
+    pairs are shown and none is read count.
+    """
+    queries = np.arange(len(missing))
+    groups = (queries[:, None] - np.asarray(keys)[None, :]) * 2 + (queries < first_call)[:, None]
+    whole, small, is_sharp = np.zeros_like(missing), np.zeros_like(missing), False
+    for group in np.unique(groups[missing]):
+        pairs = shown & (groups == group)
+        if (missing | ~pairs).all():
+            (whole if pairs.sum() >= 4 else small)[pairs] = True
+        else:
+            is_sharp = True
+    return whole if is_sharp else whole | small
 
 
 def _largest(values: np.ndarray) -> tuple[int, int]:
