@@ -4,7 +4,7 @@
 
 Each class is built small (`asterism.promises.small_model`) and checked by `asterism.promises.check_windows`. Without
 --classes: every class of docs/reference/native.md. The file is written after every class, and classes that it has from
-the same versions are not run again. `--page` writes the table of docs/results/windows.md from it, and runs nothing.
+the same versions are not run again. --peers prints what the layers of local-attention read. `--page` writes the table of docs/results/windows.md from it, and runs nothing.
 """
 
 import argparse
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--attention", nargs="+", default=ATTENTION)
     parser.add_argument("--paths", nargs="+", help="names of paths; all by default")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="check local-attention instead, if it is installed")
     arguments = parser.parse_args()
     if arguments.page:
         write_page(json.loads(arguments.output.read_text()))
@@ -39,6 +40,9 @@ def main() -> None:
     document = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     if document.get("versions") != versions:
         document = {"versions": versions, "python": platform.python_version(), "models": {}}
+    if arguments.peers:
+        print(json.dumps(_peer(), indent=1))
+        return
     for name in arguments.classes or classes_of_page():
         found = document["models"].setdefault(name, {})
         for attention in arguments.attention:
@@ -68,6 +72,24 @@ def _check(name: str, attention: str, paths: list[str] | None) -> dict[str, Any]
     whole = {one.path for one in report.verdicts if one.state != "none"} - {one["path"] for one in verdicts}
     checked = len({one.path for one in report.verdicts if one.state != "none"})
     return {"applied": len(whole), "checked": checked, "tokens": report.tokens, "others": verdicts}
+
+
+def _peer() -> dict[str, Any]:
+    """What the layers of local-attention read, with a window of 8 and a causal model."""
+    import torch
+    from local_attention import LocalTransformer
+
+    from asterism.promises import check_windows
+
+    torch.manual_seed(0)
+    sizes = dict(num_tokens=48, dim=32, depth=2, causal=True, max_seq_len=64)
+    model = LocalTransformer(**sizes, local_attn_window_size=8)
+    layers = [part for part in model.modules() if type(part).__name__ == "LocalMHA"]
+    found: dict[str, Any] = {"version": version("local-attention")}
+    for pattern in ("window(left=7)", "window(left=8)"):
+        report = check_windows(model, layers=layers, patterns=[pattern] * 2, tokens=24, paths=["prefill"])
+        found[pattern] = [one.state for one in report.verdicts]
+    return found
 
 
 def classes_of_page() -> list[str]:
