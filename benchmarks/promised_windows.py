@@ -4,7 +4,8 @@
 
 Each class is built small (`asterism.promises.small_model`) and checked by `asterism.promises.check_windows`. Without
 --classes: every class of docs/reference/native.md. The file is written after every class, and classes that it has from
-the same versions are not run again. --peers prints what the layers of local-attention read. `--page` writes the table of docs/results/windows.md from it, and runs nothing.
+the same versions are not run again. --peers prints what the layers of local-attention read. --page writes the table of
+docs/results/windows.md from the file, and runs nothing.
 """
 
 import argparse

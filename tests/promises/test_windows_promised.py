@@ -216,6 +216,7 @@ def test_the_command_fails_where_anything_is_dropped(monkeypatch, capsys, tmp_pa
         ([MISTRAL, "--full"], 2),
         ([MISTRAL, "--tokens", "8"], 2),
         (["T5ForConditionalGeneration"], 2),
+        (["VoxtralRealtimeEncoder"], 2),
         (["--tokens", "30"], 2),
         (["."], 2),
     ],
@@ -238,5 +239,7 @@ def test_a_folder_whose_configuration_contradicts_itself_is_refused(tmp_path, ca
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({row.split(" | ")[1] for row in native_models.read_table()[1].values()}))
 def test_every_class_with_windows_is_built_small(name):
+    if name == "VoxtralRealtimeEncoder":
+        pytest.skip("it reads no tokens")
     report = check_windows(small_model(name).model, paths=["prefill"])
     assert {one.state for one in report.verdicts} == {"applied"}

@@ -57,6 +57,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2)},
     "mellum": {"layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2)},
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"), {"global_head_dim": 8}),
+    **dict.fromkeys(
+        ("qwen2_vl_text", "qwen2_5_vl_text"),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    ),
     "neomme": {"hidden_size": 64, "head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], _LAYERS // 2]]},
 }

@@ -114,6 +114,10 @@ def _subject(model: nn.Module, layers: Any, patterns: Any) -> _Subject:
     if (layers is None) != (patterns is None) and not isinstance(model, PreTrainedModel):
         raise ConfigurationError("layers-with-patterns", "layers= and patterns= of check_windows are given together")
     if isinstance(model, PreTrainedModel):
+        if model.main_input_name != "input_ids":
+            raise ConfigurationError(
+                "no-tokens", f"{type(model).__name__} reads {model.main_input_name}; windows are checked by tokens"
+            )
         found = find_layers(model) if layers is None else list(layers)
         expected = configured(model, found) if patterns is None else given(patterns, found)
         return _Subject(model, found, expected, hides_future(model, found))
@@ -235,8 +239,7 @@ def _keys(tokens: int) -> list[int]:
 
 def _row(model: nn.Module, tokens: int) -> torch.Tensor:
     """int64 [1, tokens]: a sequence without special tokens, which have the lowest and highest ids."""
-    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-    embeddings = embeddings or next((part for part in model.modules() if isinstance(part, nn.Embedding)), None)
+    embeddings = next((part for part in model.modules() if isinstance(part, nn.Embedding)), None)
     size = getattr(embeddings, "num_embeddings", 32)
     first = min(8, size // 4)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
