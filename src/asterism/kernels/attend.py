@@ -131,8 +131,10 @@ def operands_of(
     scores: tuple[float | None, Terms | None],
     return_lse: bool = True,
 ) -> Operands:
-    """The arguments of `attend`, checked; marks are (key_mask, segments), scores are (scale, terms). Shapes, dtypes and
-    errors are those of `attend`."""
+    """The arguments of `attend` as operands, checked: q [B, H, Nq, D], with dtypes and errors as there.
+
+    `marks` are (key_mask, segments), `scores` are (scale, terms).
+    """
     text, (key_mask, segments) = _text(pattern), marks
     check_types(q=q, k=k, v=v, key_mask=key_mask, segments=segments)
     q, k, v = autocast(q, k, v)

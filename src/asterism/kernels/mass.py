@@ -20,10 +20,12 @@ from asterism.kernels.attend import operands_of
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.choice.choice import choose
 from asterism.kernels.eager import TileWeights, weights_of_tiles
+from asterism.kernels.merging import share
 from asterism.kernels.operands import Operands
 from asterism.kernels.terms.terms import Terms
 from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern
+from asterism.patterns.by_text import remember
 
 _VALUES = 16
 """Features of the values in the first walk: nobody reads its output, and these are the fewest that fill a vector."""
@@ -122,7 +124,8 @@ def block_mass(
 
 @torch.no_grad()
 def mass_of(operands: Operands, block: int | None = None, query_mask: Tensor | None = None) -> BlockMass:
-    """The mass of operands as `attend` has them; arguments, result and errors as those of `block_mass`."""
+    """The mass of operands as `attend` has them, q [B, H, Nq, D]; arguments, result (float32 or float64) and errors as
+    those of `block_mass`."""
     _check_query_mask(query_mask, operands.q)
     if operands.dropout:
         raise KernelError("mass-dropout", "block_mass is of the weights before dropout: leave dropout out of terms")
@@ -133,13 +136,12 @@ def mass_of(operands: Operands, block: int | None = None, query_mask: Tensor | N
     with as_they_are(operands.q):
         q, k = operands.q.to(wide), operands.k.to(wide)
         relative = None if operands.relative is None else operands.relative.to(wide)
-        operands = replace(operands, q=q, k=k, v=k[..., :_VALUES], relative=relative, with_lse=True)
+        operands = replace(operands, q=q, k=k, v=k[..., :_VALUES], relative=relative)
         columns = max(1, -(-n_keys // block))
         touched = torch.from_numpy(operands.plan.derived(_touched, block)).to(q.device)
         values = q.new_zeros((q.shape[0], k.shape[1], operands.group, len(touched) + 1))
         if len(touched) and len(q):
-            lse = choose(operands, "auto").run(operands).lse
-            assert lse is not None, "it was asked for"
+            lse = _lse(operands)
             if query_mask is not None:
                 lse = lse.masked_fill(~query_mask[:, None], math.inf)
             inner = replace(operands, sinks=None).with_whole_bias()
@@ -163,6 +165,32 @@ def _check_query_mask(query_mask: object, q: Tensor) -> None:
             else f"a {type(query_mask).__name__}"
         )
         raise KernelError("query-mask", f"query_mask must be bool {expected} on {q.device}, got {seen}")
+
+
+@torch.no_grad()
+def shares_of(operands: Operands, parts: Sequence[Pattern]) -> Tensor:
+    """The mean share of a query's attention that lies in each part of the pattern, [parts, B, H], float32 or float64.
+
+    `operands` are those of `attend`, q [B, H, Nq, D]; each of the parts allows some of the pairs of the pattern.
+    The share of a query is exp(log-sum-exp of the part - that of all); queries that read nothing are not counted.
+    """
+    wide = operands.wide
+    if not parts:
+        return operands.q.new_zeros((0, *operands.q.shape[:2]), dtype=wide)
+    with as_they_are(operands.q):
+        whole = _lse(operands)
+        reads = whole > -math.inf
+        count = reads.sum(dim=2).clamp(min=1)
+        each = [share(_lse(replace(operands, text=remember(part))), whole) for part in parts]
+        return torch.stack([one.masked_fill(~reads, 0).sum(dim=2) / count for one in each]).to(wide)
+
+
+def _lse(operands: Operands) -> Tensor:
+    """The log-sum-exp [B, H, Nq] without dropout, by the fastest implementation."""
+    narrow = replace(operands, v=operands.k[..., :_VALUES], with_lse=True, dropout=0.0)
+    lse = choose(narrow, "auto").run(narrow).lse
+    assert lse is not None, "it was asked for"
+    return lse
 
 
 class _Places:
