@@ -123,25 +123,26 @@ def block_mass(
 
 
 @torch.no_grad()
-def mass_of(operands: Operands, block: int | None = None, query_mask: Tensor | None = None) -> BlockMass:
+def mass_of(
+    operands: Operands, block: int | None = None, query_mask: Tensor | None = None, lse: Tensor | None = None
+) -> BlockMass:
     """The mass of operands as `attend` has them, q [B, H, Nq, D]; arguments, result (float32 or float64) and errors as
-    those of `block_mass`."""
+    those of `block_mass`. `lse` [B, H, Nq] is `lse_of(operands)`, where that is there."""
     _check_query_mask(query_mask, operands.q)
     if operands.dropout:
         raise KernelError("mass-dropout", "block_mass is of the weights before dropout: leave dropout out of terms")
     block = operands.plan.tile if block is None else block
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise KernelError("mass-block", f"block must be a whole number of tokens, at least 1, got {shown(block)}")
-    wide, n_keys = operands.wide, operands.k.shape[2]
+    n_keys = operands.k.shape[2]
     with as_they_are(operands.q):
-        q, k = operands.q.to(wide), operands.k.to(wide)
-        relative = None if operands.relative is None else operands.relative.to(wide)
-        operands = replace(operands, q=q, k=k, v=k[..., :_VALUES], relative=relative)
+        operands = _widened(operands)
+        q, k = operands.q, operands.k
         columns = max(1, -(-n_keys // block))
         touched = torch.from_numpy(operands.plan.derived(_touched, block)).to(q.device)
         values = q.new_zeros((q.shape[0], k.shape[1], operands.group, len(touched) + 1))
         if len(touched) and len(q):
-            lse = _lse(operands)
+            lse = lse_of(operands) if lse is None else lse
             if query_mask is not None:
                 lse = lse.masked_fill(~query_mask[:, None], math.inf)
             inner = replace(operands, sinks=None).with_whole_bias()
@@ -168,29 +169,37 @@ def _check_query_mask(query_mask: object, q: Tensor) -> None:
 
 
 @torch.no_grad()
-def shares_of(operands: Operands, parts: Sequence[Pattern]) -> Tensor:
+def shares_of(operands: Operands, parts: Sequence[Pattern], lse: Tensor) -> Tensor:
     """The mean share of a query's attention that lies in each part of the pattern, [parts, B, H], float32 or float64.
 
-    `operands` are those of `attend`, q [B, H, Nq, D]; each of the parts allows some of the pairs of the pattern.
-    The share of a query is exp(log-sum-exp of the part - that of all); queries that read nothing are not counted.
+    `operands` are those of `attend`, q [B, H, Nq, D]; each of the parts allows some of the pairs of the pattern. `lse`
+    is `lse_of(operands)`. The share of a query is exp(log-sum-exp of the part - lse); queries that read nothing are not
+    counted.
     """
-    wide = operands.wide
     if not parts:
-        return operands.q.new_zeros((0, *operands.q.shape[:2]), dtype=wide)
+        return lse.new_zeros((0, *lse.shape[:2]))
+    inner, reads = replace(operands, sinks=None), lse > -math.inf
+    count = reads.sum(dim=2).clamp(min=1)
+    each = [share(lse_of(replace(inner, text=remember(part))), lse) for part in parts]
+    return torch.stack([one.masked_fill(~reads, 0).sum(dim=2) / count for one in each])
+
+
+@torch.no_grad()
+def lse_of(operands: Operands) -> Tensor:
+    """The log-sum-exp [B, H, Nq], float32 or float64, of operands as `attend` has them, q [B, H, Nq, D], without
+    dropout, by the fastest implementation."""
     with as_they_are(operands.q):
-        whole = _lse(operands)
-        reads = whole > -math.inf
-        count = reads.sum(dim=2).clamp(min=1)
-        each = [share(_lse(replace(operands, text=remember(part))), whole) for part in parts]
-        return torch.stack([one.masked_fill(~reads, 0).sum(dim=2) / count for one in each]).to(wide)
-
-
-def _lse(operands: Operands) -> Tensor:
-    """The log-sum-exp [B, H, Nq] without dropout, by the fastest implementation."""
-    narrow = replace(operands, v=operands.k[..., :_VALUES], with_lse=True, dropout=0.0)
-    lse = choose(narrow, "auto").run(narrow).lse
+        operands = replace(_widened(operands), with_lse=True, dropout=0.0)
+        lse = choose(operands, "auto").run(operands).lse
     assert lse is not None, "it was asked for"
     return lse
+
+
+def _widened(operands: Operands) -> Operands:
+    """The same numbers in float32 or float64, with few values."""
+    wide, relative = operands.wide, operands.relative
+    q, k = operands.q.to(wide), operands.k.to(wide)
+    return replace(operands, q=q, k=k, v=k[..., :_VALUES], relative=None if relative is None else relative.to(wide))
 
 
 class _Places:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
-from asterism.kernels.mass import BlockMass, mass_of, shares_of
+from asterism.kernels.mass import BlockMass, lse_of, mass_of, shares_of
 from asterism.kernels.operands import Operands
 from asterism.kernels.watching import watching
 from asterism.layers import FourierMixing, PersistentAttention, SparseAttention
@@ -146,8 +146,8 @@ class _Recorder:
                 " record_mass needs rows of one document each, without a cache",
             )
         pattern = operands.pattern
-        parts = _parts_of(pattern)
-        mass, shares = mass_of(operands, self.block), shares_of(operands, parts)
+        parts, lse = _parts_of(pattern), lse_of(operands)
+        mass, shares = mass_of(operands, self.block, lse=lse), shares_of(operands, parts, lse)
         self.record.layers[self.layer] = LayerMass(pattern, mass, parts, shares)
 
 
@@ -156,6 +156,11 @@ def _parts_of(pattern: Pattern) -> tuple[Pattern, ...]:
     while isinstance(pattern, Named):
         pattern = pattern.body
     return pattern.parts if isinstance(pattern, Or) and len(pattern.parts) <= _MOST_PARTS else ()
+
+
+def require_attention(model: nn.Module) -> None:
+    """Raises ConfigurationError, as `record_mass` does, for a model of which nothing can be recorded."""
+    _attention_of(model)
 
 
 # --- where a model attends ------------------------------------------------------------------------------------------
