@@ -11,7 +11,10 @@ const MOST_CHARACTERS = 150_000;
 const find = (id) => document.getElementById(id);
 const percent = (share) => (share >= 0.9995 ? "100%" : share < 0.0001 ? (share ? "< 0.01%" : "0%") : `${(100 * share).toPrecision(2)}%`);
 // Control characters would do something, or nothing, where the text is shown.
-const plain = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\u00b7");
+const plain = (text) => (text.trim() ? text : text.replace(/ /g, "\u2423").replace(/\n/g, "\u23ce\n").replace(/\t/g, "\u21e5"))
+  .replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\u00b7");
+const span = ({ first, last }) => (first === last ? number(first) : `${number(first)} to ${number(last)}`);
+const named = (word, many, block) => `${block.first === block.last ? word : many} ${span(block)}`;
 
 export class ModelReading {
   // `changed()` is told when the state was changed.
@@ -186,8 +189,10 @@ export class ModelReading {
   }
 
   #describe(cell, queries, keys) {
-    if (!this.mask.data.levels[cell]) return `queries ${queries}, keys ${keys}: not in the pattern`;
-    return `queries ${queries} give ${percent(this.shares[cell])} of their attention to keys ${keys}`;
+    const many = (words) => words.includes("to"), of = (word, plural, words) => `${many(words) ? plural : word} ${words}`;
+    const asked = of("query", "queries", queries), read = of("key", "keys", keys);
+    if (!this.mask.data.levels[cell]) return `${asked}, ${read}: not in the pattern`;
+    return `${asked} give${many(queries) ? "" : "s"} ${percent(this.shares[cell])} of ${many(queries) ? "their" : "its"} attention to ${read}`;
   }
 
   #moved(view) {
@@ -206,10 +211,9 @@ export class ModelReading {
     const reply = await this.keys.ask({ question: "keys", ...this.#choice, query: state.query });
     if (!reply?.answer || !this.told || asked !== JSON.stringify([this.#choice, state.query])) return;
     const { query: mine, keys, blocks } = reply.answer;
-    const span = ({ first, last }) => (first === last ? number(first) : `${number(first)} to ${number(last)}`);
     const text = (block) => [block.own && element("small", {}, block.own), block.text && element("code", { className: "read", dir: "ltr" }, plain(block.text))].filter(Boolean);
-    find("read-mine").replaceChildren(`Queries ${span(mine)}, which read ${number(blocks)} block${blocks === 1 ? "" : "s"}:`, ...text(mine));
-    find("read-keys").replaceChildren(...keys.map((block) => element("li", {}, `keys ${span(block)}: ${percent(block.share)}`, ...text(block))));
+    find("read-mine").replaceChildren(`${named("Query", "Queries", mine)} read${mine.first === mine.last ? "s" : ""} ${number(blocks)} block${blocks === 1 ? "" : "s"} of keys. The text there:`, ...text(mine));
+    find("read-keys").replaceChildren(...keys.map((block) => element("li", {}, `${named("key", "keys", block)}: ${percent(block.share)}`, ...text(block))));
     find("read-keys").dataset.query = state.query;
     const middle = Math.min((mine.first + mine.last) / 2, this.told.length - 1);
     this.mask.marks = { rows: [middle], columns: [], pairs: [] };
