@@ -22,7 +22,7 @@ Values = NDArray[np.float64]
 _MOST_VALUES = 2**24
 """Masses of all layers and heads together, 4 bytes each."""
 
-_DECADES = 3
+_DECADES = 2
 """Powers of ten between the darkest shade and the lightest."""
 
 _DARKEST = 0.995
@@ -83,7 +83,7 @@ class Reading:
         """The part rows x columns of a layer's attention, in at most cells x cells cells, for a head or the mean.
 
         `rows` and `columns` are the borders of the cells in tokens. `levels` is uint8 in base64, row by row: 0 where
-        the pattern has no pair, else 1 to 255 by the logarithm of the share, 255 from `darkest` on.
+        the pattern has no pair, else 1 to 255, rising with the logarithm of the share, and 255 from `darkest` on.
         `shares` is float32 in base64: the share of the attention of the cell's queries that goes to its keys.
         """
         layer = self.layer(number)
@@ -173,7 +173,8 @@ def _cells(blocks: torch.Tensor, border: Integers, block: int) -> Integers:
 def _levels(shares: Values, allowed: NDArray[np.bool_], darkest: float) -> Levels:
     with np.errstate(divide="ignore"):
         along = 1 + np.log10(shares / (darkest or 1.0)) / _DECADES
-    levels = np.clip(np.rint(1 + 254 * along), 1, 255)
+    # The page's colours rise with the root of the level, for shares of pairs.
+    levels = np.rint(1 + 254 * np.clip(along, 0, 1) ** 2)
     return np.where(allowed, levels, 0).astype(np.uint8)
 
 

@@ -185,7 +185,7 @@ export class ModelReading {
     find("read-darkest").textContent = `${percent(told.darkest)} of a query's attention, or more`;
     const size = told.rows[1] - told.rows[0];
     const cell = size > 1 ? `One cell holds ${number(size)} queries and ${number(told.columns[1] - told.columns[0])} keys. ` : "One cell is one pair. ";
-    find("read-about").textContent = `${cell}Shades are logarithmic, over three powers of ten; the lightest is in the pattern and hardly read.`;
+    find("read-about").textContent = `${cell}Shades are logarithmic, over two powers of ten; the lightest is in the pattern and hardly read.`;
   }
 
   #describe(cell, queries, keys) {
