@@ -140,8 +140,6 @@ def test_questions_about_another_reading_or_beyond_the_model_are_refused(asked):
 
 
 def test_models_that_cannot_be_shown_are_refused(bert, tmp_path):
-    with refusing(ConfigurationError, "pattern-missing", "--pattern"):
-        open_model(Subject(model=str(bert)))
     with pytest.raises(AsterismError, match="wndow"):
         open_model(Subject(model=str(bert), pattern="wndow(3)"))
     with refusing(CheckpointError, "tokenizer-missing", str(tmp_path)):
@@ -149,6 +147,12 @@ def test_models_that_cannot_be_shown_are_refused(bert, tmp_path):
         open_model(Subject(model=str(tmp_path), pattern="dense()"))
     with refusing(DataError, "unreadable-text", "nowhere"):
         Questions(open_model(Subject(model=str(bert), pattern="dense()")), str(tmp_path / "nowhere"))
+
+
+def test_a_model_without_a_pattern_reads_everything(bert):
+    questions = Questions(open_model(Subject(model=str(bert))), None)
+    (layer,) = ask(questions, "read", text=TEXT)["layers"]
+    assert layer["text"] == "dense()"
 
 
 def test_fnet_is_refused_by_name(bert, tmp_path):

@@ -76,7 +76,9 @@ def _parser() -> Parser:
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of a run whose attention is shown")
     parser.add_argument("--model", metavar="FOLDER", help="instead of a run, a model and tokenizer of Hugging Face")
     parser.add_argument(
-        "--pattern", metavar="TEXT", help="with --model, the pattern it follows (default: its own, or its windows)"
+        "--pattern",
+        metavar="TEXT",
+        help="with --model, the pattern it follows (default: its own, its windows, or all pairs)",
     )
     parser.add_argument("--text", metavar="FILE", help="text that the model can read besides what you type")
     parser.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
@@ -16,6 +16,7 @@ from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.explore.subject import Subject
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig, use_pattern
+from asterism.models.drop_in.places import find_attention, is_causal
 from asterism.models.mass import require_attention
 from asterism.quiet import quiet_transformers
 from asterism.training.objectives.footprint import require_memory_to_load
@@ -67,9 +68,11 @@ def open_model(subject: Subject) -> ReadingModel:
 
 def _of_run(folder: str) -> ReadingModel:
     run = open_run(folder)
-    config, backbone = run.config, run.model.base_model
+    config, backbone = run.config, cast(PreTrainedModel, run.model.base_model)
+    if not isinstance(backbone.config, AsterismConfig) and not backbone.config.is_encoder_decoder:
+        _follow(backbone, None)
     context = config.context if isinstance(config, RunConfig) else config.length
-    if run.tokenizer is not None and getattr(config, "modality", None) in (None, "bytes()"):
+    if run.tokenizer is not None and config.modality == ("bytes()" if isinstance(config, RunConfig) else None):
         unit, encode = "tokens", _by_tokenizer(run.tokenizer)
     elif isinstance(config, RunConfig) and not config.reads().outputs and hasattr(run.objective, "prompt"):
         unit, encode = "bytes", _by_bytes(run)
@@ -82,7 +85,7 @@ def _of_run(folder: str) -> ReadingModel:
         encode=encode,
         limit=_limit(backbone, run.tokenizer),
         trained=context,
-        computing=lambda: arithmetic(config.dtype, backbone.device),
+        computing=lambda: arithmetic(config.dtype, run.model.device),
     )
 
 
@@ -108,8 +111,7 @@ def _of_folder(name: str, pattern: str | None) -> ReadingModel:
                 "pattern-of-own-model", f"--pattern: {folder} is a model of ours, and its patterns are part of it"
             )
     else:
-        model.config.use_cache = False
-        _follow(model, pattern, name)
+        _follow(model, pattern)
     return ReadingModel(
         name=name,
         unit="tokens",
@@ -121,8 +123,9 @@ def _of_folder(name: str, pattern: str | None) -> ReadingModel:
     )
 
 
-def _follow(model: PreTrainedModel, pattern: str | None, name: str) -> None:
-    """Give a model the pattern, or else the one of its configuration, or its own windows."""
+def _follow(model: PreTrainedModel, pattern: str | None) -> None:
+    """Give a model of transformers the pattern, or else that of its configuration, its windows, or all pairs."""
+    model.config.use_cache = False
     if pattern is not None:
         use_pattern(model, pattern)
         return
@@ -131,10 +134,7 @@ def _follow(model: PreTrainedModel, pattern: str | None, name: str) -> None:
     except ConfigurationError as error:
         if error.code != "no-native-pattern":
             raise
-        raise ConfigurationError(
-            "pattern-missing",
-            f'{name} has no pattern and no windows: give it one, such as --pattern "window(left=1023)"',
-        ) from None
+        use_pattern(model, "causal()" if is_causal(model, find_attention(model)) else "dense()")
 
 
 def _limit(backbone: Any, tokenizer: Any) -> int:
@@ -148,7 +148,7 @@ def _limit(backbone: Any, tokenizer: Any) -> int:
 
 
 def _by_bytes(run: Run) -> Callable[[str], Encoded]:
-    prompt: Callable[[bytes], Any] = run.objective.prompt  # type: ignore[attr-defined]
+    prompt: Callable[[bytes], Any] = run.objective.prompt
 
     def encode(text: str) -> Encoded:
         ids = prompt(text.encode(errors="replace"))[0].tolist()

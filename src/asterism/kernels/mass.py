@@ -157,15 +157,12 @@ def _check_query_mask(query_mask: object, q: Tensor) -> None:
     """Raises KernelError unless it is bool [B, Nq] on the device of q [B, H, Nq, D], or None."""
     if query_mask is None:
         return
-    expected = [q.shape[0], q.shape[2]]
-    is_fit = isinstance(query_mask, Tensor) and query_mask.dtype == torch.bool and query_mask.device == q.device
-    if not is_fit or list(query_mask.shape) != expected:
-        seen = (
-            f"{list(query_mask.shape)} of {query_mask.dtype} on {query_mask.device}"
-            if isinstance(query_mask, Tensor)
-            else f"a {type(query_mask).__name__}"
-        )
-        raise KernelError("query-mask", f"query_mask must be bool {expected} on {q.device}, got {seen}")
+    expected, seen = [q.shape[0], q.shape[2]], f"a {type(query_mask).__name__}"
+    if isinstance(query_mask, Tensor):
+        if query_mask.dtype == torch.bool and query_mask.device == q.device and list(query_mask.shape) == expected:
+            return
+        seen = f"{list(query_mask.shape)} of {query_mask.dtype} on {query_mask.device}"
+    raise KernelError("query-mask", f"query_mask must be bool {expected} on {q.device}, got {seen}")
 
 
 @torch.no_grad()

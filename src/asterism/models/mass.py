@@ -168,7 +168,8 @@ def require_attention(model: nn.Module) -> None:
 
 def _attention_of(model: nn.Module) -> tuple[dict[int, nn.Module], MassRecord]:
     """The attention of the layers that can be recorded, and an empty record with what cannot be."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    outer: Any = model
+    inner = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
     if not isinstance(inner, PreTrainedModel):
         raise ConfigurationError(
             "not-a-model", f"record_mass needs a model of asterism.models or transformers, got {type(model).__name__}"
@@ -181,7 +182,7 @@ def _attention_of(model: nn.Module) -> tuple[dict[int, nn.Module], MassRecord]:
     stacks = [part for part in inner.modules() if isinstance(part, AsterismModel)]
     if not stacks:
         return _of_transformers(inner)
-    mixers: list[nn.Module] = [block.mixer for block in stacks[0].layers]  # type: ignore[misc, union-attr]
+    mixers: list[nn.Module] = [block.mixer for block in stacks[0].layers]  # type: ignore[misc]
     without = {layer: reason for layer, mixer in enumerate(mixers) if (reason := _reason(mixer))}
     if len(without) == len(mixers):
         kinds = ", ".join(sorted(set(without.values())))
