@@ -23,6 +23,7 @@ from asterism.models.heads.conditional_generation import AsterismForConditionalG
 from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
+from asterism.models.mass import LayerMass, MassRecord, record_mass
 
 install()
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
@@ -49,6 +50,9 @@ __all__ = [
     "drop_pattern",
     "native_patterns",
     "use_pattern",
+    "LayerMass",
+    "MassRecord",
+    "record_mass",
     "ImportedCheckpoint",
     "import_checkpoint",
 ]
