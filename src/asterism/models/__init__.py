@@ -23,6 +23,7 @@ from asterism.models.heads.conditional_generation import AsterismForConditionalG
 from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
+from asterism.models.mass import LayerMass, MassRecord, record_mass
 from asterism.models.trees import PackedTree, draft_tree, tree_of
 
 install()
@@ -53,6 +54,9 @@ __all__ = [
     "native_patterns",
     "tree_of",
     "use_pattern",
+    "LayerMass",
+    "MassRecord",
+    "record_mass",
     "ImportedCheckpoint",
     "import_checkpoint",
 ]
