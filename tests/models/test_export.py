@@ -80,7 +80,7 @@ CASES = {
     "qwen3_moe": Case("Qwen3MoeForCausalLM", "Qwen3MoeForCausalLM", EVERY, fields=EXPERTS),
 }
 IN_ITS_OWN_PROCESS = ("mistral",)
-"""The one that the default run checks as users do; a new process takes seconds, so the others are checked in this one."""
+"""The one that the default run checks in a new process, as users do, which takes seconds."""
 
 
 def built(name: str, fields: Mapping[str, Any] | None = None) -> PreTrainedModel:
@@ -222,7 +222,11 @@ def test_the_export_reads_as_the_same_windows(tmp_path: Path, here: None):
     """Its own pattern is the schedule."""
     export_native(saved(tmp_path / "model"), tmp_path / "out", pattern=TURNS)
     model = use_pattern(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
-    assert [text.partition(",")[0] for text in model.config.asterism_pattern] == ["window(left=6", "causal()", "window(left=6"]
+    assert [text.partition(",")[0] for text in model.config.asterism_pattern] == [
+        "window(left=6",
+        "causal()",
+        "window(left=6",
+    ]
 
 
 # --- models of Asterism -----------------------------------------------------------------------------------------------
@@ -263,7 +267,10 @@ def test_our_own_llamas(fields: dict[str, Any], target: str, tmp_path: Path, her
     ("fields", "words"),
     [
         ({"norm": "layer"}, ["norm is 'layer'"]),
-        ({"position_type": "learned", "gated_feed_forward": False}, ["position_type is 'learned'", "gated_feed_forward"]),
+        (
+            {"position_type": "learned", "gated_feed_forward": False},
+            ["position_type is 'learned'", "gated_feed_forward"],
+        ),
         ({"block": "post_norm"}, ["block is 'post_norm'"]),
         ({"embedding_scale": 2.0, "logit_scale": 0.5}, ["embedding_scale is 2.0", "logit_scale is 0.5"]),
         ({"query_key_dim": 16}, ["value_dim is 32"]),

@@ -50,8 +50,7 @@ def configuration_named(text: str) -> PreTrainedConfig:
     if family is None:
         raise ConfigurationError(
             "unknown-model",
-            f"{shown(text)} is neither a folder nor a class or family of transformers."
-            + nearest(text, CONFIG_MAPPING),
+            f"{shown(text)} is neither a folder nor a class or family of transformers." + nearest(text, CONFIG_MAPPING),
         )
     try:
         return CONFIG_MAPPING[family]()

@@ -39,9 +39,7 @@ def main(folder: str, inputs: str, output: str) -> None:
 
 
 @torch.inference_mode()
-def logits_of(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: torch.Tensor
-) -> torch.Tensor:
+def logits_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     """Logits, or last hidden states of a model without a head, [B, K, V] in the dtype of the weights, row after row.
 
     input_ids, attention_mask  int64 [B, N]

@@ -264,6 +264,7 @@ def _configuration(source: _Source, target: str) -> PreTrainedConfig:
     """The configuration that is written."""
     kind = CONFIG_MAPPING[target]
     ours = dict(source.fields)
+    ours.pop("sliding_window", None)  # where another field says the width, it would contradict it
     if target != source.family:
         known = {one.name for one in fields(kind)} | {"head_dim"}
         ours = {name: value for name, value in ours.items() if name in known}
