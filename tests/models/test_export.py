@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from test_import_folders import save_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, PatternError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, export_native, use_pattern
 from asterism.models.exporting import check
@@ -284,6 +285,29 @@ def test_others_of_ours_are_refused_by_what_differs(fields: dict[str, Any], word
         export_native(ours(tmp_path / "model", **fields), tmp_path / "out")
 
 
+# --- the verb ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_verb_prints(tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]):
+    folder = saved(tmp_path / "model")
+    words = ["export", str(folder), "--native", "--output", str(tmp_path / "out")]
+    assert main([*words, "--pattern", TURNS]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("LlamaForCausalLM -> MinistralForCausalLM, ")
+    assert lines[1:6] == [
+        "layers     0  window(left=6)",
+        "layers     1  causal()",
+        "layers     2  window(left=6)",
+        "windows    sliding_window 7, layer_types",
+        "tokenizer  none in the model",
+    ]
+    assert [line.split()[:2] for line in lines[6:]] == [["checked", "eager"], ["checked", "sdpa"], ["saved", "in"]]
+    assert main([*words, "--pattern", TURNS]) == 4
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert main(["export", str(folder), "--output", str(tmp_path / "other")]) == 2
+    assert "export needs --native" in capsys.readouterr().err
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -403,16 +427,19 @@ def test_a_mistral_with_types_of_layers_is_read_as_ministral(tmp_path: Path, her
 
 @pytest.mark.slow
 def test_killed_while_writing(tmp_path: Path):
-    """Whenever it is killed, the output is not there, or whole."""
-    folder = saved(tmp_path / "model")
+    """Killed at any moment after it began to write: the output is not there, and the next export makes it."""
+    folder, output = saved(tmp_path / "model"), tmp_path / "out"
     words = [sys.executable, "-m", "asterism.cli.main", "export", folder, "--native", "--pattern", EVERY]
-    for seconds in (4, 6, 8, 9, 10, 11, 12):
-        output = tmp_path / f"out{seconds}"
+    for seconds, how in ((0, signal.SIGKILL), (0.02, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGTERM)):
         process = subprocess.Popen([*words, "--output", output], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not (left := list(tmp_path.glob(".out-*"))):
+            assert process.poll() is None
+            time.sleep(0.002)
         time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if output.exists():
-            assert AutoConfig.from_pretrained(output).sliding_window == 7
-            AutoModelForCausalLM.from_pretrained(output)
-    shutil.rmtree(tmp_path)
+        process.send_signal(how)
+        assert process.wait() == (143 if how is signal.SIGTERM else -how)
+        assert not output.exists() and (how is signal.SIGKILL) == any(path.exists() for path in left)
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+    assert main(["export", str(folder), "--native", "--pattern", EVERY, "--output", str(output)]) == 0
+    assert AutoConfig.from_pretrained(output).sliding_window == 7

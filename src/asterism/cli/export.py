@@ -43,7 +43,7 @@ def _describe(exported: "Exported") -> str:
     windows = {name: value for name, value in exported.windows.items() if name != "layer_types"}
     lines = [
         f"{exported.source} -> {exported.model}, {exported.parameters:,} parameters",
-        *(f"pattern    {layers}  {text}" for text, layers in _runs(exported.patterns)),
+        *(f"layers     {layers}  {text}" for text, layers in _runs(exported.patterns)),
         f"windows    {', '.join(f'{name} {value}' for name, value in windows.items())}"
         + (", layer_types" if "layer_types" in exported.windows else ", in every layer"),
         f"tokenizer  {', '.join(exported.tokenizer) or 'none in the model'}",
