@@ -305,7 +305,7 @@ def test_what_the_verb_prints(tmp_path: Path, here: None, capsys: pytest.Capture
     assert main([*words, "--pattern", TURNS]) == 4
     assert "is not an empty folder" in capsys.readouterr().err
     assert main(["export", str(folder), "--output", str(tmp_path / "other")]) == 2
-    assert "export needs --native" in capsys.readouterr().err
+    assert "export needs one of --native" in capsys.readouterr().err
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

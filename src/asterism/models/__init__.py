@@ -17,7 +17,7 @@ from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.drop_in import drop_pattern, install, native_patterns, use_pattern
-from asterism.models.exporting import Exported, export_native
+from asterism.models.exporting import Exported, ExportedGraph, export_graph, export_native
 from asterism.models.heads.causal_lm import AsterismForCausalLM
 from asterism.models.heads.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.heads.conditional_generation import AsterismForConditionalGeneration
@@ -48,7 +48,9 @@ __all__ = [
     "AsterismModel",
     "AsterismPreTrainedModel",
     "Exported",
+    "ExportedGraph",
     "drop_pattern",
+    "export_graph",
     "export_native",
     "native_patterns",
     "use_pattern",

@@ -97,10 +97,15 @@ def _in_a_process(
     with tempfile.TemporaryDirectory() as between:
         given, output = Path(between) / "inputs.safetensors", Path(between) / "output.safetensors"
         save_file(inputs, given, metadata={"class": kind, "dtype": dtype})
-        words = [sys.executable, "-P", alone.__file__, str(folder), str(given), str(output)]
-        ended = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        if ended.returncode != 0 or not output.exists():
-            told = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode} (out of memory?)"]
-            raise CheckpointError("export-not-loaded", f"{kind} of transformers cannot run the export: {told[-1]}")
+        run_alone(Path(alone.__file__), folder, given, output)
         with safe_open(output, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def run_alone(script: Path, exported: Path, given: Path, output: Path) -> None:
+    """Run a script in a new process without Asterism, from one file to another. Raises CheckpointError if it fails."""
+    words = [sys.executable, "-P", str(script), str(exported), str(given), str(output)]
+    ended = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if ended.returncode != 0 or not output.exists():
+        told = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode} (out of memory?)"]
+        raise CheckpointError("export-not-loaded", f"the export cannot be run without Asterism: {told[-1]}")

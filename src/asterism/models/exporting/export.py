@@ -160,7 +160,7 @@ def _describe(path: Path, config: PreTrainedConfig, pattern: str | Sequence[str]
         )
     model = without_weights(config)
     if pattern is not None:
-        _give(model, pattern)
+        give(model, pattern)
     modules = find_attention(model)
     own = patterns_of(native_locals(model, modules), is_causal(model, modules))
     if model.config.asterism_pattern is not None:
@@ -172,7 +172,7 @@ def _describe(path: Path, config: PreTrainedConfig, pattern: str | Sequence[str]
     return _Source(config, kind, config.model_type, fields, _prefix(config), own, bases)
 
 
-def _give(model: PreTrainedModel, pattern: str | Sequence[str]) -> None:
+def give(model: PreTrainedModel, pattern: str | Sequence[str]) -> None:
     """Give a model a pattern, which takes the place of its own windows unless it names them."""
     use_pattern(model, pattern, native_window=None if mentions_native(pattern) else "replace")
 
@@ -316,7 +316,7 @@ def _run(
     except (OSError, RuntimeError, *DAMAGED) as error:
         raise CheckpointError("unreadable-model", f"{path} cannot be read: {why_unread(error)}") from error
     if pattern is not None:
-        _give(model, pattern)
+        give(model, pattern)
     elif source.config.model_type != FAMILY and model.config.asterism_pattern is None:
         use_pattern(model, "native")
     inputs = inputs_for(source.config.vocab_size, window, source.config.pad_token_id or 0)
