@@ -341,6 +341,7 @@ def test_what_no_configuration_says_is_refused_by_layer(pattern: str, values: li
         ("LlamaForCausalLM", {}, {"pattern": [EVERY] * 2}, ConfigurationError, "patterns-per-layer"),
         ("LlamaForCausalLM", {}, {"pattern": f"interleave({', '.join([EVERY] * 3)}, causal())"}, None, "too-long"),
         ("LlamaForSequenceClassification", {}, {"pattern": EVERY}, ConfigurationError, "head-not-exported"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, {}, ConfigurationError, "quantised"),
         ("GPT2LMHeadModel", {"head_dim": None}, {"pattern": EVERY}, ConfigurationError, "not-exported"),
         (
             "ModernBertForMaskedLM",

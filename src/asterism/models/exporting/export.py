@@ -135,6 +135,7 @@ def _refuse_taken(path: Path, output: Path) -> None:
 def _describe(path: Path, config: PreTrainedConfig, pattern: str | Sequence[str] | None) -> _Source:
     """What is exported. Raises ConfigurationError for a model of a kind that is not."""
     kind = model_class_of(config).__name__
+    refuse_quantised(config)
     if config.model_type == FAMILY:
         if pattern is not None:
             raise ConfigurationError(
@@ -170,6 +171,15 @@ def _describe(path: Path, config: PreTrainedConfig, pattern: str | Sequence[str]
     if config.model_type in FAMILIES and FAMILIES[config.model_type].base_by_type:
         bases = tuple(config.rope_parameters[kind] for kind in config.layer_types)
     return _Source(config, kind, config.model_type, fields, _prefix(config), own, bases)
+
+
+def refuse_quantised(config: PreTrainedConfig) -> None:
+    """Raises ConfigurationError for weights that another library packed."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigurationError(
+            "quantised-weights",
+            "the model is quantised (quantization_config); export the weights that it was made from",
+        )
 
 
 def give(model: PreTrainedModel, pattern: str | Sequence[str]) -> None:

@@ -6,9 +6,11 @@ model with it.
 """
 
 import json
+import logging
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from asterism.models.drop_in.named import configuration_in, model_class_of
 from asterism.models.drop_in.use_pattern import use_pattern
 from asterism.models.exporting import alone_graph
 from asterism.models.exporting.check import TOLERANCE, run_alone
-from asterism.models.exporting.export import give
+from asterism.models.exporting.export import give, refuse_quantised
 from asterism.models.exporting.ours import FAMILY
 from asterism.models.exporting.sorting import stable_sort
 from asterism.patterns import Pattern
@@ -121,6 +123,7 @@ def _load(path: Path, pattern: str | Sequence[str] | None) -> PreTrainedModel:
         raise ConfigurationError(
             "head-not-exported", f"{kind.__name__} is not exported; classes that end in {', '.join(_HEADS)} are"
         )
+    refuse_quantised(config)
     is_ours = config.model_type == FAMILY
     if is_ours and pattern is not None:
         raise ConfigurationError("pattern-of-run", "an Asterism model has the pattern of its training; leave it out")
@@ -188,7 +191,7 @@ def _row(inputs: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor
 def _write(model: PreTrainedModel, example: dict[str, torch.Tensor], file: Path) -> None:
     """Write the graph. Raises ConfigurationError in one line for whatever keeps the model from being one."""
     try:
-        with warnings.catch_warnings(), without_own_operators():
+        with warnings.catch_warnings(), _quiet(), without_own_operators():
             warnings.simplefilter("ignore")
             if file.suffix == ".pt2":
                 torch.export.save(torch.export.export(_Logits(model), (), example, strict=False), file)
@@ -207,6 +210,18 @@ def _write(model: PreTrainedModel, example: dict[str, torch.Tensor], file: Path)
             program.save(file)
     except Exception as error:  # what the exporters raise is of many classes, mostly for reasons several causes deep
         raise _refusal(model, error) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Only errors from torch.onnx, which else tells which operators of torchvision are not there."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _refusal(model: PreTrainedModel, error: BaseException) -> AsterismError:
