@@ -98,6 +98,8 @@ def test_what_is_no_model_is_one_line(run: Run, tmp_path: Path):
     refuses(run("show", "mistrial", "-n", "8"), 2, "unknown pattern 'mistrial'")
     refuses(run("show", "mistral", "-n", "8", "--head", "1"), 2, "--head is for a pattern")
     refuses(run("show", "T5Config", "-n", "8"), 2, "one stack of self-attention")
+    refuses(run("show", "musicgen", "-n", "8"), 2, "several models of text")
+    refuses(run("show", "lxmert", "-n", "8"), 2, "attention")
 
 
 @pytest.mark.parametrize(

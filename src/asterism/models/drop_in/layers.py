@@ -61,7 +61,12 @@ def describe_attention(config: PreTrainedConfig) -> ModelAttention:
     Raises ConfigurationError for models that are not one stack of layers, or that compute attention in a way that no
     pattern says, and for a configuration that contradicts itself.
     """
-    text = config.get_text_config()
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise ConfigurationError(
+            "several-models", f"{type(config).__name__} is of several models of text; give one of them"
+        ) from error
     remarks = () if text is config else (f"the text model inside of {config.model_type}; its other parts are left out",)
     model = without_weights(text)
     layers, hides_future, more = _own(text) if hasattr(text, "layer_mixers") else _foreign(model)
@@ -101,7 +106,7 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
     hides_future = is_causal(model, [one for one in modules if one is not None])
     patterns: list[Pattern | None] = list(patterns_of(native_locals(model, modules), hides_future))
     types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(patterns)
-    others = ["" if kind in ATTENDS else f"{kind}: no attention between pairs" for kind in types]
+    others = ["" if kind in ATTENDS else f"{kind}: no pattern says it" for kind in types]
     patterns = [None if other else pattern for pattern, other in zip(patterns, others, strict=True)]
     if model.config.asterism_pattern is not None:
         patterns, more = followed(model, patterns)

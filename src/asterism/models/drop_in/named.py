@@ -71,8 +71,8 @@ def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
         if isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is type(config):
             return found
         # A class of ours is only registered; a MistralForCausalLM with types of layers is a MinistralForCausalLM.
-        head = str(name)[str(name).find("For") :]
-        if alike := [kind for kind in registered if kind.__name__.endswith(head)]:
+        _, of, head = str(name).rpartition("For")
+        if of and (alike := [kind for kind in registered if kind.__name__.endswith(of + head)]):
             return alike[0]
     if registered:
         return registered[0]
@@ -86,7 +86,10 @@ def _registered(kind: type[PreTrainedConfig]) -> Iterator[type[PreTrainedModel]]
     others = (mapping for name, mapping in vars(modeling_auto).items() if name.endswith("_MAPPING"))
     for mapping in (*_KINDS, *others):
         if kind in mapping:
-            classes: Any = mapping[kind]
+            try:
+                classes: Any = mapping[kind]
+            except ValueError:  # a class that transformers names and does not have
+                continue
             yield from classes if isinstance(classes, tuple) else (classes,)
 
 
@@ -96,6 +99,7 @@ def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
     Raises ConfigurationError for a configuration of which no model can be made.
     """
     layers = getattr(config, "num_hidden_layers", 0)
+    layers = layers if isinstance(layers, int) else 0  # some have several stacks
     if reason := shortage(least_model_memory({"num_layers": layers}), f"a model of {layers:,} layers"):
         raise ConfigurationError("field-refused", reason)
     kind = model_class_of(config)
