@@ -25,8 +25,8 @@ NEED_MODELS = (
 )
 """Pages that build models or read configurations of runs."""
 
-SLOW = ("howto/long-documents.md", "howto/predict.md", "howto/runs.md")
-"""Pages that train: `make pages` runs them."""
+SLOW = ("howto/export.md", "howto/long-documents.md", "howto/predict.md", "howto/runs.md")
+"""Pages that train, or start processes that load PyTorch: `make pages` runs them."""
 
 
 def name(page: Path) -> str:

@@ -17,6 +17,7 @@ from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.drop_in import drop_pattern, install, native_patterns, use_pattern
+from asterism.models.exporting import Exported, ExportedGraph, export_graph, export_native
 from asterism.models.heads.causal_lm import AsterismForCausalLM
 from asterism.models.heads.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.heads.conditional_generation import AsterismForConditionalGeneration
@@ -50,7 +51,11 @@ __all__ = [
     "AsterismPreTrainedModel",
     "PackedTree",
     "draft_tree",
+    "Exported",
+    "ExportedGraph",
     "drop_pattern",
+    "export_graph",
+    "export_native",
     "native_patterns",
     "tree_of",
     "use_pattern",
