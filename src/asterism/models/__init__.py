@@ -1,6 +1,8 @@
 """Hugging Face models. Importing this package registers them with the Auto* classes of transformers, and lets models of
 its own classes follow patterns (`drop_in.install`)."""
 
+from typing import TYPE_CHECKING
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -13,6 +15,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from asterism.lazy import lazily
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
@@ -23,6 +26,9 @@ from asterism.models.heads.conditional_generation import AsterismForConditionalG
 from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
+
+if TYPE_CHECKING:
+    from asterism.models.drop_in.trainer import shard_sequences
 
 install()
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
@@ -48,7 +54,10 @@ __all__ = [
     "AsterismPreTrainedModel",
     "drop_pattern",
     "native_patterns",
+    "shard_sequences",
     "use_pattern",
     "ImportedCheckpoint",
     "import_checkpoint",
 ]
+
+__getattr__, __dir__ = lazily(__name__, {"shard_sequences": "drop_in.trainer"}, eager=tuple(__all__))
