@@ -1,19 +1,31 @@
-"""Small models of transformers trained by its Trainer, on one process without shards and on several with them.
-
-`python trained_shards.py FOLDER NAMES` in a process of a group (RANK, WORLD_SIZE) trains the cases of these names one
-after another, and writes a report for each as FOLDER/NAME.RANK.json. The processes meet at FOLDER/store.
-"""
+"""Small models of transformers trained by its Trainer, on one process without shards and on several with them."""
 
 import json
+import multiprocessing as mp
 import os
-import subprocess
-import sys
 import tempfile
+import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from native_models import softmax_in_float64
+from torch.nn import functional
+
+from asterism.errors import ConfigurationError
+from asterism.models import shard_sequences, use_pattern
+
+GRACE = 5.0
+"""Seconds after the first error in which the other processes may tell theirs."""
 
 VOCABULARY, ROWS, STEPS, SHARED = 23, 24, 4, 12
 """Tokens; rows of the data; steps; rows that all processes together read at once."""
@@ -58,10 +70,10 @@ class Case:
 CASES: dict[str, Case] = {
     **{name: Case(name) for name in MODELS},
     "packed": Case(packed=True),
-    "packed_gpt_oss": Case("gpt_oss", packed=True),
+    "gpt_oss_packed": Case("gpt_oss", packed=True),
     "resumed": Case(resumes=True, predicts=True),
     "two_groups": Case("gemma3", ranks=2, resumes=True, predicts=True),
-    "per_batch": Case(settings={"average_tokens_across_devices": False}),
+    "of_each_batch": Case(settings={"average_tokens_across_devices": False}),
     "recomputed": Case(settings={"gradient_checkpointing": True}),
 }
 
@@ -87,8 +99,6 @@ class Trained:
 
 def rows() -> list[dict[str, list[int]]]:
     """Rows of 4 to 13 tokens, which differ in their lengths."""
-    import torch
-
     drawn = torch.Generator().manual_seed(1)
     lengths = torch.randint(4, 14, (ROWS * STEPS,), generator=drawn).tolist()
     found = [torch.randint(3, VOCABULARY, (length,), generator=drawn).tolist() for length in lengths]
@@ -97,8 +107,6 @@ def rows() -> list[dict[str, list[int]]]:
 
 def pad(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
     """Rows padded on the right."""
-    import torch
-
     width = max(len(row["input_ids"]) for row in batch)
 
     def padded(name: str, filler: int) -> Any:
@@ -110,11 +118,6 @@ def pad(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
 
 def built(name: str, in_shards: bool) -> Any:
     """The model; without shards it attends as transformers does, and its loss is not rounded to float32."""
-    import torch
-    import transformers
-
-    from asterism.models import use_pattern
-
     family, fields = MODELS[name]
     kind = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, kind)(**SIZES | fields, use_cache=False)
@@ -125,25 +128,34 @@ def built(name: str, in_shards: bool) -> Any:
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():  # also sinks and norms, so that nothing is trivial
         weight.data.add_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype), alpha=0.1)
+    _widen_norms(model)
     if in_shards:
         return use_pattern(model)
     model.loss_function = _exact_loss
     return model
 
 
+def _widen_norms(model: Any) -> None:
+    """Norms of transformers round to float32, also gradients, and so differ where a loss is three times as large."""
+    for norm in model.modules():
+        if type(norm).__name__.endswith("RMSNorm"):
+            norm.forward = partial(_normed, norm, 1 if type(norm).__name__.startswith("Gemma") else 0)
+
+
+def _normed(norm: Any, more: int, x: torch.Tensor) -> torch.Tensor:
+    epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return (norm.weight + more) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
 def _exact_loss(
     logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, shift_labels: Any = None, **_: Any
 ) -> Any:
-    from torch.nn.functional import cross_entropy, pad
-
-    labels = pad(labels, (0, 1), value=-100)[..., 1:] if shift_labels is None else shift_labels
-    summed = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    labels = functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift_labels is None else shift_labels
+    summed = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
     return summed / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def trainer_of(case: Case, folder: Path, in_shards: bool, **settings: Any) -> Any:
-    import transformers
-
     processes = int(os.environ.get("WORLD_SIZE", 1))
     asked = {
         "per_device_train_batch_size": SHARED // processes,
@@ -160,6 +172,7 @@ def trainer_of(case: Case, folder: Path, in_shards: bool, **settings: Any) -> An
         "report_to": "none",
         "use_cpu": True,
         "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
         "seed": 3,
         "remove_unused_columns": False,
     }
@@ -179,10 +192,6 @@ def trainer_of(case: Case, folder: Path, in_shards: bool, **settings: Any) -> An
 
 
 def trained(case: Case, folder: Path, in_shards: bool) -> Trained:
-    from contextlib import nullcontext
-
-    from asterism.models import shard_sequences
-
     trainer = trainer_of(case, folder, in_shards)
     before = set(vars(trainer))
     context = shard_sequences(trainer, case.ranks, dense_exchange=True) if in_shards else nullcontext()
@@ -191,71 +200,169 @@ def trained(case: Case, folder: Path, in_shards: bool) -> Trained:
             trainer.train()
             trainer = trainer_of(case, folder, in_shards)
             before = set(vars(trainer))
-    again = shard_sequences(trainer, case.ranks, dense_exchange=True) if in_shards else nullcontext()
+    again = shard_sequences(trainer, case.ranks, dense_exchange=True) if in_shards else softmax_in_float64()
     with again:
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if case.resumes else None)
-        found = trainer.predict(rows()[:ROWS]).predictions if case.predicts else None
+        found = trainer.predict(rows()[:ROWS]) if case.predicts else None
     logs = trainer.state.log_history
     return Trained(
         losses=[log["loss"] for log in logs if "loss" in log],
         evaluated=[log["eval_loss"] for log in logs if "eval_loss" in log],
         norms=[log["grad_norm"] for log in logs if "grad_norm" in log],
         weights=[x for weight in trainer.model.parameters() for x in weight.detach().flatten().tolist()],
-        predicted=[] if found is None else found.ravel().tolist(),
+        predicted=[] if found is None else found.predictions[found.label_ids != -100].ravel().tolist(),
         is_clean=not {"training_step", "prediction_step", "compute_loss"} & (set(vars(trainer)) | before),
     )
 
 
-def launch(processes: int, names: Sequence[str], kind: str = "cases", patience: float = 300) -> list[dict[str, Any]]:
-    """What each process reports of each case; AssertionError with what they wrote where one fails or is silent."""
+def launch(processes: int, function: Callable[..., Any], *arguments: Any, patience: float = 300) -> list[Any]:
+    """What function(folder, *arguments) returns in each of new processes that have joined as torchrun joins them;
+    AssertionError with what they raised where one fails or is silent.
+
+    The Trainer needs a world of its own, so these are not the workers of gloo.py.
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["asterism.parallel", "asterism.models", "asterism.models.drop_in.trainer"])
     with tempfile.TemporaryDirectory() as folder:
-        started = []
-        for rank in range(processes):
-            placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-            environment = {**os.environ, **{name: str(x) for name, x in placed.items()}}
-            environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-            environment |= {"MASTER_PORT": "0", "TRANSFORMERS_VERBOSITY": "error"}
-            command = [sys.executable, __file__, folder, kind, *names]
-            started.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            )
-        try:
-            said = [process.communicate(timeout=patience)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        assert all(process.returncode == 0 for process in started), "\n".join(said)
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(processes)]
+        given = [(Path(folder), rank, processes, function, arguments) for rank in range(processes)]
+        started = [context.Process(target=_run, args=one, daemon=True) for one in given]
+        for process in started:
+            process.start()
+        end = time.monotonic() + patience
+        while any(process.is_alive() for process in started) and time.monotonic() < end:
+            time.sleep(0.05)
+            if any(process.exitcode for process in started):
+                end = min(end, time.monotonic() + GRACE)
+        for process in started:
+            process.kill()
+            process.join()
+        found = [json.loads(path.read_text()) if path.exists() else "silent" for path in _reports(folder, processes)]
+    assert all(isinstance(one, dict) for one in found), "\n".join(map(str, found))
+    return [one["found"] for one in found]
 
 
-def _join(folder: Path) -> int:
-    """This process's rank, when it has met the others."""
-    from datetime import timedelta
+def _reports(folder: str, processes: int) -> list[Path]:
+    return [Path(folder, f"{rank}.json") for rank in range(processes)]
 
-    import torch
-    import torch.distributed as dist
 
+def _run(folder: Path, rank: int, processes: int, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        _join(folder, rank, processes)
+        report: Any = {"found": function(folder, *arguments)}
+    except BaseException:
+        report = f"rank {rank} of {processes}: {traceback.format_exc()}"
+    written = folder / f"{rank}.part"
+    written.write_text(json.dumps(report))
+    written.rename(folder / f"{rank}.json")
+    os._exit(0 if isinstance(report, dict) else 1)  # at once: the others may wait in a collective
+
+
+def _join(folder: Path, rank: int, processes: int) -> None:
+    placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    os.environ |= {name: str(x) for name, x in placed.items()} if processes > 1 else {}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)  # of what the Trainer adds losses to
-    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if processes > 1:
-        store = f"file://{folder / 'store'}"
-        patience = timedelta(seconds=120)
+        store, patience = f"file://{folder / 'store'}", timedelta(seconds=120)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes, timeout=patience)
-    return rank
 
 
-def main(folder: Path, kind: str, names: Sequence[str]) -> None:
-    warnings.simplefilter("ignore")
-    rank = _join(folder)
-    in_shards = int(os.environ["WORLD_SIZE"]) > 1
-    found: dict[str, Any] = {}
-    if kind == "cases":
-        for name in names:
-            found[name] = asdict(trained(CASES[name], folder / name, in_shards))
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+def train_whole(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    return {name: asdict(trained(CASES[name], folder / name, in_shards=False)) for name in names}
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+def train_in_shards(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    return {name: asdict(trained(CASES[name], folder / name, in_shards=True)) for name in names}
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+class OwnLoss(transformers.Trainer):
+    """Reads the outputs of a model itself."""
+
+    def compute_loss(self, model: Any, inputs: Any, **options: Any) -> Any:
+        return super().compute_loss(model, inputs, **options)
+
+
+def _pad_left(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
+    return {name: x.flip(1) for name, x in pad(batch).items()}
+
+
+def _with_text(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
+    return pad(batch) | {"text": "what is in the rows"}
+
+
+def _one_token(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
+    return {name: x[:, :1] for name, x in pad(batch).items()}
+
+
+def _unknown_labels(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
+    return pad(batch) | {"labels": pad(batch)["input_ids"] + VOCABULARY}
+
+
+def refusals(folder: Path) -> dict[str, str]:
+    """What this process is told, in turn, of all that cannot work; "of one" is wrong on the second process alone."""
+    is_second = int(os.environ["RANK"]) == 1
+
+    def trains(
+        collator: Any = pad, model: str = "mistral", ranks: Any = None, dense: bool = False, **more: Any
+    ) -> None:
+        trainer = trainer_of(Case(model), folder, True, **more)
+        trainer.data_collator = collator
+        with shard_sequences(trainer, ranks, dense_exchange=dense):
+            trainer.train()
+
+    def enters(kind: Any = transformers.Trainer, in_shards: bool = True, twice: bool = False) -> None:
+        model = built("mistral", in_shards)
+        arguments = transformers.TrainingArguments(str(folder), report_to="none", use_cpu=True)
+        trainer = kind(model, arguments)
+        with shard_sequences(trainer), shard_sequences(trainer) if twice else nullcontext():
+            pass
+
+    asked: dict[str, Callable[[], None]] = {
+        "no pattern": lambda: enters(in_shards=False),
+        "no pattern of one": lambda: enters(in_shards=not is_second),
+        "own loss": lambda: enters(OwnLoss),
+        "twice": lambda: enters(twice=True),
+        "no trainer of one": lambda: enters(lambda *_: 5 if is_second else transformers.Trainer(*_)),
+        "ranks": lambda: trains(ranks=3),
+        "ranks of one": lambda: trains(ranks=1 if is_second else 2),
+        "smoothed": lambda: trains(label_smoothing_factor=0.1),
+        "dense": lambda: trains(model="gpt_oss"),
+        "padded left of one": lambda: trains(_pad_left if is_second else pad),
+        "text": lambda: trains(_with_text),
+        "text of one": lambda: trains(_with_text if is_second else pad),
+        "short of one": lambda: trains(_one_token if is_second else pad),
+        "unknown labels of one": lambda: trains(_unknown_labels if is_second else pad),
+    }
+    return {name: _told(call) for name, call in asked.items()}
+
+
+def _told(call: Callable[[], None]) -> str:
+    try:
+        call()
+    except ConfigurationError as error:
+        return f"{error.code}: {error}"
+    return "nothing"
+
+
+def refuse_in_one_group(folder: Path) -> str:
+    """What a process is told where another group of two has a batch that cannot be computed, amid its turns."""
+    trainer = trainer_of(CASES["two_groups"], folder, True)
+    trainer.data_collator = _unknown_labels if int(os.environ["RANK"]) == 3 else pad
+
+    def call() -> None:
+        with shard_sequences(trainer, 2, dense_exchange=True):
+            trainer.train()
+
+    return _told(call)
+
+
+def default_run(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Both in the same processes, whose start takes longest."""
+    return train_in_shards(folder, names), refusals(folder)

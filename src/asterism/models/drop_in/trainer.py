@@ -126,7 +126,7 @@ class _Turns:
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """That of the batch whose turn it is, equal on all ranks that share its rows; each has a part of its gradient."""
+        """That of the batch whose turn it is: equal on all ranks that share its rows, with a part of its gradient."""
         items = None if num_items_in_batch is None else self.items  # evaluation counts labels of shards
         compute = partial(self.steps["compute_loss"], return_outputs=return_outputs, num_items_in_batch=items)
         return self._by_all(partial(compute, model, inputs))
