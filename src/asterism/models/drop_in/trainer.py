@@ -68,10 +68,13 @@ def shard_sequences(trainer: Trainer, ranks: int | None = None, *, dense_exchang
     with one_call(everyone, device, asked):
         _check(trainer, everyone.ranks if ranks is None else ranks, everyone.ranks)
     group = neighbours(everyone.ranks if ranks is None else ranks, timedelta(seconds=trainer.args.ddp_timeout))
+    # A rank that left a group which others are still making, or computing with, would break their connections.
+    agree(everyone, {"call": "the begin of shard_sequences"}, (0, 0), device, wants_numbers=False)
     try:
         context = SequenceParallel(group, rank_of(group), size_of(group), dense_exchange)
         with _installed(_Turns(trainer, context, everyone)):
             yield
+        agree(everyone, {"call": "the end of shard_sequences"}, (0, 0), device, wants_numbers=False)
     finally:
         leave(group)
 
