@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from asterism.compiler.devices import Shards
@@ -105,6 +106,7 @@ class _Turns:
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """The loss of this process's batch, after the backward passes of all."""
         own = None
+        self._by_all(partial(self._check_sums, model))
         for turn, part in self._parts(inputs, num_items_in_batch):
             # The others are added to the gradients of the last.
             waits = turn + 1 < self.context.ranks
@@ -133,6 +135,17 @@ class _Turns:
         items = None if num_items_in_batch is None else self.items  # evaluation counts labels of shards
         compute = partial(self.steps["compute_loss"], return_outputs=return_outputs, num_items_in_batch=items)
         return self._by_all(partial(compute, model, inputs))
+
+    def _check_sums(self, model: Any) -> None:
+        """Raises ConfigurationError for a model whose gradients nobody sums: one that was evaluated before training,
+        which accelerate then leaves as it is."""
+        if self.everyone.ranks > 1 and not isinstance(model, DistributedDataParallel):
+            raise ConfigurationError(
+                "gradients-not-summed",
+                f"the Trainer trains {type(model).__name__} without DistributedDataParallel, so processes would end"
+                " with different weights; this happens where evaluate or predict ran before train: set"
+                " eval_on_start=True instead, or make a new Trainer to train",
+            )
 
     def _parts(self, inputs: dict[str, Any], items: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         """The turns, and this process's part of each one's batch."""
