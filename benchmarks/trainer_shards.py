@@ -2,7 +2,7 @@
 
     python benchmarks/trainer_shards.py benchmarks/results/trainer-shards.json [--tokens 8192] [--processes 1 2 4]
 
-A Mistral-like model, 6 layers, 768 wide, windows of 512, attends by its own pattern. Each process reads one row of so
+A Mistral-like model, 768 wide, windows of 512, attends by its own pattern. Each process reads one row of so
 many tokens, takes one step with AdamW, and then tells the most memory that it held. One thread each.
 """
 
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--kinds", nargs="+", default=["whole", "shards"], choices=["whole", "shards"])
     parser.add_argument(
         "--one", nargs=2, metavar=("TOKENS", "KIND"), help="be one process, write into the folder OUTPUT"
     )
@@ -41,9 +42,10 @@ def main() -> None:
         _row(tokens, processes, kind, arguments.layers)
         for tokens in arguments.tokens
         for processes in arguments.processes
-        for kind in (("whole",) if processes == 1 else ("whole", "shards"))
+        for kind in arguments.kinds
+        if (kind, processes) != ("shards", 1)
     ]
-    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    machine = {"processor": _processor(), "cores": os.cpu_count()}
     document = {
         "date": str(date.today()),
         "machine": machine,
@@ -52,6 +54,11 @@ def main() -> None:
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _row(tokens: int, processes: int, kind: str, layers: int) -> dict[str, Any]:

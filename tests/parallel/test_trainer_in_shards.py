@@ -3,7 +3,16 @@
 import re
 
 import pytest
-from trained_shards import CASES, Trained, default_run, launch, refuse_in_one_group, train_in_shards, train_whole
+from trained_shards import (
+    CASES,
+    Trained,
+    default_run,
+    launch,
+    refuse_in_one_group,
+    run_the_loop,
+    train_in_shards,
+    train_whole,
+)
 
 NEAR = 1e-11
 """Of losses, norms of gradients, weights and logits, all about 1, in float64."""
@@ -69,6 +78,7 @@ REFUSED = {
     "twice": "steps-replaced: .* is within shard_sequences already",
     "ranks": r"ranks-of-processes: shard_sequences\(ranks=3\): 2 processes cannot be divided",
     "ranks of one": "ranks-asked-differently: .*ranks 2 on rank 0, 1 on rank 1",
+    "evaluated first": "gradients-not-summed: .* without DistributedDataParallel",
     "smoothed": "trainer-settings: .* cannot have label_smoothing_factor",
     "dense": "exchange-refused: .*dense_exchange=True",
     "padded left of one": ".*rows must be padded on the right",
@@ -98,3 +108,10 @@ def test_a_group_is_told_of_what_another_group_cannot_compute():
     told = launch(4, refuse_in_one_group)
     assert all(re.match("[a-z-]+: .*labels", one) for one in told[2:]), told
     assert all(re.match(r"other-rank-refused: rank 2 could not go on .*labels", one) for one in told[:2]), told
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_loop_of_the_page_trains_as_without_shards():
+    for apart in launch(2, run_the_loop):
+        assert len(apart) > 10 and max(apart) < NEAR

@@ -3,6 +3,7 @@
 import json
 import multiprocessing as mp
 import os
+import re
 import tempfile
 import time
 import traceback
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from native_models import softmax_in_float64
+from repository import docs_page
 from torch.nn import functional
 
 from asterism.errors import ConfigurationError
@@ -279,6 +281,24 @@ def train_in_shards(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     return {name: asdict(trained(CASES[name], folder / name, in_shards=True)) for name in names}
 
 
+def run_the_loop(folder: Path) -> list[float]:
+    """The loop of the page, with accelerate: the weights at its end, and those of DistributedDataParallel alone."""
+    (text,) = re.findall(r"^```py\n(.*?)^```$", docs_page("howto/trainer.md").read_text(), re.MULTILINE | re.DOTALL)
+    text = text.replace("CausalLM(config)", "CausalLM(config).double()")
+    known: dict[str, Any] = {}
+    exec(compile(text, "trainer.md", "exec"), known)
+    torch.manual_seed(0)
+    model = known["MistralForCausalLM"](known["config"]).double()
+    alone = torch.nn.parallel.DistributedDataParallel(use_pattern(model))
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-3)
+    for row in known["rows"].split(1)[dist.get_rank() :: dist.get_world_size()]:
+        _exact_loss(alone(row).logits, row, 256).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    pairs = zip(known["model"].parameters(), alone.parameters(), strict=True)
+    return [(one - other).abs().max().item() for one, other in pairs]
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +337,12 @@ def refusals(folder: Path) -> dict[str, str]:
         with shard_sequences(trainer, ranks, dense_exchange=dense):
             trainer.train()
 
+    def evaluates_first() -> None:
+        trainer = trainer_of(Case(), folder, True)
+        with shard_sequences(trainer):
+            trainer.evaluate()
+            trainer.train()
+
     def enters(kind: Any = transformers.Trainer, in_shards: bool = True, twice: bool = False) -> None:
         model = built("mistral", in_shards)
         arguments = transformers.TrainingArguments(str(folder), report_to="none", use_cpu=True)
@@ -332,6 +358,7 @@ def refusals(folder: Path) -> dict[str, str]:
         "no trainer of one": lambda: enters(lambda *_: 5 if is_second else transformers.Trainer(*_)),
         "ranks": lambda: trains(ranks=3),
         "ranks of one": lambda: trains(ranks=1 if is_second else 2),
+        "evaluated first": evaluates_first,
         "smoothed": lambda: trains(label_smoothing_factor=0.1),
         "dense": lambda: trains(model="gpt_oss"),
         "padded left of one": lambda: trains(_pad_left if is_second else pad),

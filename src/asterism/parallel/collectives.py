@@ -6,7 +6,7 @@ have joined. What autograd calls on the way back is the same on all ranks, too.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,8 +38,9 @@ def has_processes() -> bool:
 
 def everyone() -> ProcessGroup:
     """The group of all processes that have joined."""
-    group: ProcessGroup = dist.group.WORLD
-    return group
+    group: Any = dist.group.WORLD
+    assert group is not None, "asked only where processes have joined"
+    return cast(ProcessGroup, group)
 
 
 def neighbours(size: int, timeout: timedelta) -> ProcessGroup:

@@ -21,12 +21,11 @@ from asterism.errors import ConfigurationError, shown
 from asterism.labels import shifted
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.sharded import target_of
-from asterism.parallel import SequenceParallel, shard
+from asterism.parallel import SequenceParallel, shard, share
 from asterism.parallel.agreement import agree, one_call, refuse
 from asterism.parallel.collectives import all_tokens, gather_numbers, has_processes, leave, neighbours, rank_of, size_of
 from asterism.parallel.collectives import everyone as all_processes
 from asterism.parallel.context import resumed
-from asterism.parallel.turns import share
 
 _STEPS = ("training_step", "prediction_step", "compute_loss")
 """The methods of a Trainer that compute a batch."""
