@@ -45,7 +45,8 @@ def shard_sequences(trainer: Trainer, ranks: int | None = None, *, dense_exchang
 
     A step computes what the Trainer computes without it on as many processes: the same rows, loss, gradients, clipping,
     checkpoints and metrics. Losses are computed in the dtype of the logits, without transformers' rounding to float32.
-    Dropout of hidden states draws other values: each process draws for its own tokens.
+    Dropout of hidden states draws other values: each process draws for its own tokens. Together with dropout inside
+    attention it is refused.
 
     ranks           how many processes share a row, by default all. The others read other rows: 4 processes with
                     ranks=2 are two groups.
