@@ -1,12 +1,15 @@
 """Models with windows of their own, by transformers' attention and by ours: seconds, CPU seconds and peak memory.
 
     python benchmarks/native.py benchmarks/results/native.json [--tokens 8192 32768] [--models mistral modernbert]
+        [--dtypes float32 bfloat16]
 
 Each call runs in a process of its own, one thread unless OMP_NUM_THREADS says otherwise; contenders take turns, and the
-median of the turns counts. A contender that needs more memory than --limit gigabytes is written down as such.
+median of the turns counts. A contender that needs more memory than --limit gigabytes is written down as such. Rows of
+the file that are not measured anew stay, each with its date.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -24,53 +27,56 @@ import torch
 WINDOW = 512
 CONTENDERS = ("eager", "sdpa", "asterism")
 
+Key = tuple[str, str, int, str]
+"""Model, dtype, tokens and step."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
     parser.add_argument("--models", nargs="+", default=["mistral", "modernbert"], choices=["mistral", "modernbert"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS, choices=CONTENDERS)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--limit", type=float, default=20.0, help="gigabytes that a process may take")
     parser.add_argument(
-        "--one", nargs=4, metavar=("MODEL", "TOKENS", "CONTENDER", "STEP"), help="measure this, print it"
+        "--one", nargs=5, metavar=("MODEL", "DTYPE", "TOKENS", "CONTENDER", "STEP"), help="measure this, print it"
     )
     arguments = parser.parse_args()
     if arguments.one:
-        kind, tokens, contender, step = arguments.one
-        print(json.dumps(_measure(kind, int(tokens), contender, step, arguments.layers)))
+        kind, dtype, tokens, contender, step = arguments.one
+        print(json.dumps(_measure(kind, dtype, int(tokens), contender, step, arguments.layers)))
         return
-    rows = [
-        _row(kind, tokens, step, arguments)
-        for kind in arguments.models
-        for tokens in arguments.tokens
-        for step in ("forward", "training")
-    ]
+    rows = {} if not arguments.output.exists() else _by_key(json.loads(arguments.output.read_text())["rows"])
+    for key in itertools.product(arguments.models, arguments.dtypes, arguments.tokens, ("forward", "training")):
+        rows[key] = _row(*key, arguments)
+        arguments.output.write_text(json.dumps(_document(list(rows.values()), arguments.layers), indent=1) + "\n")
+
+
+def _by_key(rows: list[dict[str, Any]]) -> dict[Key, dict[str, Any]]:
+    return {(row["model"], row["dtype"], row["tokens"], row["step"]): row for row in rows}
+
+
+def _document(rows: list[dict[str, Any]], layers: int) -> dict[str, Any]:
     machine = {
         "processor": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
         "torch": torch.__version__,
     }
-    document = {
-        "date": str(date.today()),
-        "machine": machine,
-        "layers": arguments.layers,
-        "window": WINDOW,
-        "rows": rows,
-    }
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    return {"machine": machine, "layers": layers, "window": WINDOW, "rows": rows}
 
 
-def _row(kind: str, tokens: int, step: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _row(kind: str, dtype: str, tokens: int, step: str, arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.contenders}
     for _ in range(arguments.turns):
         for name in arguments.contenders:
             if found[name] and "failed" in found[name][-1]:
                 continue
-            found[name].append(_run(kind, tokens, name, step, arguments))
-    row: dict[str, Any] = {"model": kind, "tokens": tokens, "step": step}
+            found[name].append(_run(kind, dtype, tokens, name, step, arguments))
+    row: dict[str, Any] = {"model": kind, "dtype": dtype, "tokens": tokens, "step": step, "date": str(date.today())}
     for name, turns in found.items():
         good = [turn for turn in turns if "failed" not in turn]
         row[name] = {key: statistics.median(turn[key] for turn in good) for key in good[0]} if good else turns[-1]
@@ -78,10 +84,12 @@ def _row(kind: str, tokens: int, step: str, arguments: argparse.Namespace) -> di
     return row
 
 
-def _run(kind: str, tokens: int, contender: str, step: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _run(
+    kind: str, dtype: str, tokens: int, contender: str, step: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
     limit = int(arguments.limit * 2**30)
     command = [sys.executable, __file__, os.devnull, "--layers", str(arguments.layers)]
-    command += ["--one", kind, str(tokens), contender, step]
+    command += ["--one", kind, dtype, str(tokens), contender, step]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -96,10 +104,10 @@ def _run(kind: str, tokens: int, contender: str, step: str, arguments: argparse.
     return {"failed": done.stderr.splitlines()[-1]}
 
 
-def _measure(kind: str, tokens: int, contender: str, step: str, layers: int) -> dict[str, float]:
+def _measure(kind: str, dtype: str, tokens: int, contender: str, step: str, layers: int) -> dict[str, float]:
     from asterism.models import use_pattern
 
-    model = build(kind, layers)
+    model = build(kind, layers).to(getattr(torch, dtype))
     if contender == "asterism":
         use_pattern(model)
     else:
@@ -112,7 +120,7 @@ def _measure(kind: str, tokens: int, contender: str, step: str, layers: int) -> 
                 model(ids, **quiet)
         else:
             model.zero_grad()
-            model(ids, **quiet)[0].square().mean().backward()
+            model(ids, **quiet)[0].float().square().mean().backward()
 
     quiet = {"use_cache": False} if kind == "mistral" else {}
     few = ids

@@ -26,6 +26,7 @@ from asterism.models.heads.conditional_generation import AsterismForConditionalG
 from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
+from asterism.models.mass import LayerMass, MassRecord, record_mass
 
 if TYPE_CHECKING:
     from asterism.models.drop_in.trainer import shard_sequences
@@ -56,6 +57,9 @@ __all__ = [
     "native_patterns",
     "shard_sequences",
     "use_pattern",
+    "LayerMass",
+    "MassRecord",
+    "record_mass",
     "ImportedCheckpoint",
     "import_checkpoint",
 ]

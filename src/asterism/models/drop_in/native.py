@@ -46,7 +46,14 @@ def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[Local 
 
     Raises ConfigurationError for a configuration that contradicts itself.
     """
-    config, layers = model.config, len(modules)
+    return configured_locals(model.config, len(modules), makes_windows(model))
+
+
+def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = True) -> list[Local | None]:
+    """What a configuration restricts each of its layers to; `windows`: whether a `sliding_window` without types counts.
+
+    Raises ConfigurationError for a configuration that contradicts itself.
+    """
     types = getattr(config, "layer_types", None)
     if types is not None and len(types) != layers:
         raise ConfigurationError(
@@ -55,7 +62,6 @@ def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[Local 
         )
     parts = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * layers
     if types is None:
-        windows = makes_windows(model)
         kinds = [_kind_by_fields(part, windows) for part in parts]
     else:
         kinds = [_KINDS.get(kind) for kind in types]

@@ -29,6 +29,7 @@ from asterism.models.drop_in.native import (
     require_local,
     with_native,
 )
+from asterism.models.drop_in.own_configuration import own_configuration
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
@@ -63,6 +64,7 @@ def use_pattern(
     else "native". None removes the pattern, as `drop_pattern` does.
 
     - The weights do not change, only the mask: the pattern decides who reads whom, in every layer.
+    - The model gets a copy of its configuration. Other models of the same configuration object do not change.
     - Layers with their own window (Mistral; five of six layers of Gemma 3) need `native_window`, or the first call
       raises ConfigurationError. With "intersect" a query reads where both the pattern and the window allow: layers
       trained on short distances keep them, and `causal()` (`dense()` for encoders) changes nothing. With "replace" the
@@ -97,6 +99,7 @@ def use_pattern(
         return drop_pattern(model)
     base = _base(model)
     modules = find_attention(base)
+    own_configuration(model, base)
     before = dict(vars(base.config))
     try:
         _write(base, modules, pattern, native_window)
@@ -120,6 +123,7 @@ def restore_pattern(model: PreTrainedModel) -> None:
 def drop_pattern(model: Model) -> Model:
     """Undo `use_pattern`: attention is dense again, by transformers' default implementation. Returns the model."""
     base = _base(model)
+    own_configuration(model, base)
     base.config.asterism_pattern = None
     base.set_attn_implementation(base.get_correct_attn_implementation(None, is_init_check=True))
     return model
