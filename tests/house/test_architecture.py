@@ -20,7 +20,7 @@ ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDE
 }
 ALLOWED["lazy"] = {"lazy"}
 ALLOWED["labels"] = {"labels"}
-for folder in ("theory", "training"):
+for folder in ("theory", "models", "training"):
     ALLOWED[folder].add("lazy")
 ALLOWED["calls"] = {"errors", "lazy", "calls"}
 ALLOWED["files"] = {"errors", "files"}

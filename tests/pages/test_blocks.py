@@ -19,6 +19,7 @@ RUN_ELSEWHERE = {
 NEED_MODELS = (
     "howto/huggingface.md",
     "howto/trees.md",
+    "howto/trainer.md",
     "reference/models.md",
     "reference/promises.md",
     "reference/verbs.md",

@@ -1,6 +1,8 @@
 """Hugging Face models. Importing this package registers them with the Auto* classes of transformers, and lets models of
 its own classes follow patterns (`drop_in.install`)."""
 
+from typing import TYPE_CHECKING
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -13,6 +15,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from asterism.lazy import lazily
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
@@ -26,6 +29,9 @@ from asterism.models.heads.question_answering import AsterismForQuestionAnswerin
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
 from asterism.models.mass import LayerMass, MassRecord, record_mass
 from asterism.models.trees import PackedTree, draft_tree, tree_of
+
+if TYPE_CHECKING:
+    from asterism.models.drop_in.trainer import shard_sequences
 
 install()
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
@@ -58,6 +64,7 @@ __all__ = [
     "export_native",
     "native_patterns",
     "tree_of",
+    "shard_sequences",
     "use_pattern",
     "LayerMass",
     "MassRecord",
@@ -65,3 +72,5 @@ __all__ = [
     "ImportedCheckpoint",
     "import_checkpoint",
 ]
+
+__getattr__, __dir__ = lazily(__name__, {"shard_sequences": "drop_in.trainer"}, eager=tuple(__all__))
