@@ -133,7 +133,7 @@ docs: $(STAMP)  ## Build the site into site/, strictly; open site/index.html (BU
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=documentation $(BIN)/$(BUILDER) build --strict --config-file mkdocs.yml
 
-reference: $(STAMP)  ## Write the pages of docs/reference that the code dictates: verbs, settings, gallery
+reference: $(STAMP)  ## Write the pages of docs/reference that the code dictates: verbs, settings, error codes, gallery
 	$(BIN)/python documentation/reference_pages.py
 
 pages: $(STAMP)  ## Run every block of every page, and look at the site in a browser (three minutes)

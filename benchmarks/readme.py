@@ -114,10 +114,8 @@ def _short() -> str:
     slower = max(length for length in ours.keys() & dense.keys() if ours[length] >= dense[length])
     faster = min(length for length in ours.keys() & dense.keys() if length > slower)
     return (
-        "- **short sequences**: PyTorch's own attention (SDPA). The training step of the plot takes "
-        f"{ours[slower]:.1f} s at {slower:,} tokens\n"
-        f"  (SDPA: {dense[slower]:.1f} s), and {ours[faster]:.1f} s at {faster:,} (SDPA: {dense[faster]:.1f} s;"
-        f" {machine(_STEP)})."
+        f"- **short sequences**: PyTorch's SDPA. A training step: {ours[slower]:.1f} s at {slower:,} tokens"
+        f" (SDPA {dense[slower]:.1f}), {ours[faster]:.1f} at {faster:,} (SDPA {dense[faster]:.1f})."
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that the code itself dictates: verbs, settings, the gallery of patterns.
+"""Writes the pages of docs/reference that the code dictates: verbs, settings, error codes, the gallery of patterns.
 
     python documentation/reference_pages.py     writes them; `make reference` does the same
 
@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 from unittest import mock
 
+from error_codes import error_codes
 from pattern_pictures import gallery, pictures
 
 from asterism.cli.main import VERBS, main
@@ -44,6 +45,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "verbs.md": verbs(),
         REFERENCE / "settings.md": settings(),
+        REFERENCE / "error-codes.md": error_codes(),
         REFERENCE / "gallery.md": gallery(),
         **drawn,
     }

@@ -93,7 +93,9 @@ def test_the_example_of_every_help_runs(
         monkeypatch.setattr("asterism.promises.report.SUBJECTS", [one for one in SUBJECTS if one.is_ours][-1:])
         monkeypatch.delitem(PROMISES, "memory grows linearly")
     if verb == "explore":  # it would serve for ever
-        monkeypatch.setattr("asterism.explore.server.serve", lambda port, patience, ready: ready("http://127.0.0.1/"))
+        monkeypatch.setattr(
+            "asterism.explore.server.serve", lambda port, patience, ready, subject: ready("http://127.0.0.1/")
+        )
     if verb == "predict":
         (tmp_path / "new.csv").write_text("text\nthe lamp is red\n")
         config = FineTuneConfig(

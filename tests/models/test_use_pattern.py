@@ -28,6 +28,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     DataCollatorWithFlattening,
     LlavaForConditionalGeneration,
     PreTrainedModel,
@@ -37,7 +38,7 @@ from transformers import (
 
 from asterism import patterns
 from asterism.errors import ConfigurationError
-from asterism.models import use_pattern
+from asterism.models import drop_pattern, use_pattern
 
 pytestmark = pytest.mark.model
 
@@ -350,3 +351,22 @@ def test_a_model_inside_of_another_follows_a_pattern_and_is_saved_with_it(tmp_pa
     assert loaded.model.vision_tower.config._attn_implementation == "sdpa"
     chosen = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
     torch.testing.assert_close(chosen(tokens).logits, dense, atol=1e-6, rtol=1e-4)  # its softmax is in float32
+
+
+def test_other_models_of_the_same_configuration_stay_dense() -> None:
+    config = AutoConfig.for_model("llama", **TINY)
+    before, model = AutoModel.from_config(config).eval(), AutoModelForCausalLM.from_config(config).eval()
+    before.load_state_dict(model.model.state_dict())
+    tokens = torch.randint(3, 8, (2, 12), generator=torch.Generator().manual_seed(0))
+    dense = before(tokens)[0]
+    use_pattern(model.model, "window(left=3)")
+    assert not torch.allclose(model.model(tokens)[0], dense)
+    after = AutoModel.from_config(config).eval()
+    after.load_state_dict(before.state_dict())
+    assert config.asterism_pattern is None and config._attn_implementation != "asterism"
+    assert torch.equal(before(tokens)[0], dense) and torch.equal(after(tokens)[0], dense)
+    use_pattern(after, "window(left=1)")
+    assert model.config.asterism_pattern == model.model.config.asterism_pattern == "window(left=3)"
+    twin = AutoModelForCausalLM.from_config(model.config)  # asked for with the pattern, it keeps it
+    drop_pattern(model)
+    assert twin.config.asterism_pattern == "window(left=3)" and torch.equal(model.model(tokens)[0], dense)

@@ -16,11 +16,24 @@ RUN_ELSEWHERE = {
 }
 """Pages that another test runs from top to bottom, because it also looks at what has been made."""
 
-NEED_MODELS = ("howto/huggingface.md", "reference/models.md", "reference/verbs.md")
+NEED_MODELS = (
+    "howto/huggingface.md",
+    "howto/trees.md",
+    "howto/trainer.md",
+    "reference/models.md",
+    "reference/promises.md",
+    "reference/verbs.md",
+)
 """Pages that build models or read configurations of runs."""
 
-SLOW = ("howto/evaluation.md", "howto/long-documents.md", "howto/predict.md", "howto/runs.md")
-"""Pages that train: `make pages` runs them."""
+SLOW = (
+    "howto/evaluation.md",
+    "howto/export.md",
+    "howto/long-documents.md",
+    "howto/predict.md",
+    "howto/runs.md",
+)
+"""Pages that train, or start processes that load PyTorch: `make pages` runs them."""
 
 
 def name(page: Path) -> str:

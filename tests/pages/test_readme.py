@@ -140,7 +140,7 @@ def test_versions_are_those_of_today():
     assert f": torch {torch}, transformers {transformers} with accelerate {accelerate}, flash-attn" in README
     assert f"Python 3.11, torch {torch},\n" in README
     (lowest,) = re.findall(r"^LOWEST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert f"transformers {lowest} and {transformers}, gloo" in README
+    assert f"transformers {lowest} and {transformers}, several processes over gloo" in README
     assert f"version {asterism.__version__}:" in README
 
 

@@ -69,8 +69,8 @@ def test_bench_knows_no_promises(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["causal()"], "unexpected argument 'causal()'; see --help"),
-        (["--plot", "times.png"], "unknown flag --plot. See --help."),
+        (["causal()"], "the name of a class of transformers, such as MistralForCausalLM"),
+        (["--plot", "times.png"], "unknown flag --plot. Did you mean '--paths'?"),
         (["--output", "record.txt"], "the file name must end in .json, got 'record.txt'"),
         (["--output", "missing/record.json"], "there is no folder 'missing' to write 'record.json' into"),
     ],

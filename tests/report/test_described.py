@@ -117,7 +117,7 @@ def test_samples_over_steps(tmp_path):
     write_lines(folder / "samples.jsonl", lines)
     found = describe(folder)
     assert len(found.document["samples"]) == 60 and "40 samples are not shown" in found.left_out["samples"]
-    assert found.document["samples"][-1] == {"step": 99, "prompt": "p", "text": "written 99"}
+    assert found.document["samples"][-1] == {"step": 99, "texts": {"prompt": "p", "written": "written 99"}}
 
 
 def test_runs_that_differ_in_their_settings(tmp_path):

@@ -39,6 +39,9 @@ def test_decoders_and_transforms():
         ("cross-attention of decoder layers", "dense()"),
     ]
     assert found.has_decoder and found.mixers[0].keys is None and found.mixers[0].flops > 0
+    two = draw_layers({**shape, "num_decoder_layers": 2, "global_tokens": 4}, 16, 6).mixers
+    assert [(one.queries, one.length) for one in two] == [(20, 20), (6, 6), (6, 20)]
+    assert len(two[2].pictures[0]) == 6 and len(two[2].pictures[0][0]) == 20
 
 
 def test_what_is_not_known_is_said():
@@ -46,6 +49,12 @@ def test_what_is_not_known_is_said():
     assert draw_layers({**SHAPE, "mixers": "window(left="}, 16).remark.startswith("Patterns are left out")
     other = draw_layers({**SHAPE, "model_type": "bert"}, 16)
     assert "bert" in other.remark and [one.text for one in other.mixers] == ["dense()"]
+    led = draw_layers({**SHAPE, "model_type": "led", "is_encoder_decoder": True}, 16, 8)
+    assert led.mixers == [] and "led" in led.remark
+    t5 = draw_layers({**SHAPE, "model_type": "t5", "is_encoder_decoder": True}, 16, 8)
+    assert [one.text for one in t5.mixers] == ["dense()", "causal()", "dense()"] and "assumed" in t5.remark
+    followed = draw_layers({**SHAPE, "model_type": "llama", "asterism_pattern": "window(left=3)"}, 16)
+    assert [one.text for one in followed.mixers] == ["window(left=3)"] and followed.remark is None
     many = [f"window(left={number})" for number in range(MOST_PICTURES + 3)]
     found = draw_layers({**SHAPE, "num_hidden_layers": len(many), "mixers": many}, 16)
     assert "3 more patterns" in found.remark and sum(bool(one.pictures) for one in found.mixers) == MOST_PICTURES

@@ -60,6 +60,20 @@ def test_texts_of_users_are_text(hostile):
     assert not handlers and "49" not in re.findall(r"\{\{.{9}", page)
 
 
+def test_samples_that_anybody_wrote_are_text(hostile):
+    masked = {"step": 1, "between": [HOSTILE, HOSTILE], "read": [HOSTILE], "guessed": [HOSTILE], "expected": ["a"]}
+    picture = {"step": 2, "picture": f"data:image/png;base64,{HOSTILE}", "shown": [HOSTILE], "heard": HOSTILE}
+    for learns in ({"objective": "mlm"}, {"modality": "genome()"}):
+        config = causal(**learns)
+        folder = write_run(hostile.parent / config.objective, config)
+        bases = {"step": 3, "bases": HOSTILE, "guessed": HOSTILE[::-1]}
+        write_lines(folder / "samples.jsonl", [masked, picture, bases])
+        elements = Elements(make_page(describe_runs([folder])))
+        assert not elements.open and {tag for tag, _ in elements.found} & {"img", "audio", "iframe", "object"} == set()
+        assert "The picture is damaged and left out." in elements.text
+        assert HOSTILE in elements.text or config.objective == "causal"
+
+
 def test_nothing_is_loaded_and_only_its_own_script_may_run(hostile):
     page = make_page(describe_runs([hostile]))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)

@@ -1,4 +1,4 @@
-"""How fast attention over a pattern is here: every implementation beside dense attention and the peers installed."""
+"""Time attention over a pattern on this machine: every implementation, dense attention, and the installed peers."""
 
 from asterism.bench.calibration import choices_table, recalibrate
 from asterism.bench.contenders import OURS

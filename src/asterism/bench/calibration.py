@@ -1,4 +1,4 @@
-"""What `auto` goes by on this machine: everything measured anew and kept, and what follows from it."""
+"""Measure the prices by which `auto` decides on this machine, store them, and show the resulting choices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ from asterism.kernels.choice.measure import DTYPES, WAYS
 from asterism.kernels.choice.prices import Cell, calibrate, pinned
 
 HEADS = 8
-"""Heads that choices are shown for, 64 wide."""
+"""Number of heads for which choices are shown, each 64 wide."""
 
 LENGTHS = (1024, 8192)
-"""Tokens that choices are shown for."""
+"""Lengths, in tokens, for which choices are shown."""
 
 _PATTERNS = ("dense()", "causal()")
 
@@ -24,9 +24,9 @@ _NAMES = {"dense sparse": "dense with a mask", "cpu": "tiles (cpu)", "eager": "t
 
 
 def recalibrate(say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure this machine, keep the figures, and say what `auto` takes by them.
+    """Measure this machine, store the figures, and return what `auto` chooses with them.
 
-    `kept` names their file; where nothing can be kept it is None, and `reason` says why.
+    `kept` is the path of their file. If they cannot be stored it is None, and `reason` explains why.
     """
     say("measuring how fast this machine is, in about twenty seconds")
     figures = calibrate()
@@ -86,7 +86,7 @@ def _taken(text: str, tokens: int, cell: Cell) -> str:
 
 
 def choices_table(record: dict[str, Any]) -> str:
-    """The record for people: a column for each dtype and direction."""
+    """The record as a table for people, with a column for each dtype and direction."""
     machine, columns = record["machine"], record["choices"]
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in record["matrix_rates"].items())
     rows = [["", *(f"{one['dtype']} {one['direction']}" for one in columns)]]

@@ -1,4 +1,4 @@
-"""One question of a benchmark: which pattern, how long, in which dtype and shape, on which device."""
+"""One case of a benchmark: a pattern, a length, a dtype, a shape and a device."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def lanes(self) -> int:
-        """Heads of all sequences."""
+        """Heads of all sequences together: batch times heads."""
         return self.batch * self.heads
 
     @property
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Size of q, which is that of k, v and the output too."""
+        """Bytes of q; k, v and the output have the same size."""
         return self.lanes * self.length * self.head_dim * DTYPES[self.dtype].itemsize
 
     def pairs(self, pattern: str) -> int:
@@ -49,11 +49,13 @@ class Case:
         return plan.pairs * self.lanes // plan.heads
 
     def flops(self, pairs: int, backward: bool) -> float:
-        """Useful operations: 4 per pair and feature forward, 3.5 times as many forward and backward."""
+        """Useful FLOPs: 4 for each pair and feature forward, and 3.5 times as many for forward and backward
+        together.
+        """
         return 4.0 * pairs * self.head_dim * (3.5 if backward else 1)
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v and the gradient of the output, the same on every call."""
+        """q, k, v and the gradient of the output, each [batch, heads, length, head_dim], the same on every call."""
         generator = torch.Generator(self.device).manual_seed(0)
         shape = (self.batch, self.heads, self.length, self.head_dim)
 

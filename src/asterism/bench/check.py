@@ -1,4 +1,4 @@
-"""Is the result right? Output and gradients against float64, on a short sequence, before anything is timed."""
+"""Check output and gradients against float64 on a short sequence, before anything is timed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,15 +12,17 @@ from asterism.errors import AsterismError
 from asterism.kernels.reference import reference
 
 _FACTORS = {"out": (2, 1e-5), "dq": (3, 2e-4), "dk": (3, 2e-4), "dv": (3, 2e-4)}
-"""How many times the error of plain arithmetic in the same dtype is allowed, and a floor."""
+"""The allowed error, as a multiple of the error of plain arithmetic in the same dtype, and its floor."""
 
 NO_BACKWARD = (AsterismError, NotImplementedError)
-"""What a contender without a backward pass raises."""
+"""Errors that a contender without a backward pass raises."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What came out. `reason` is empty for a right result, `no_backward` for one with right gradients."""
+    """The outcome of a check. `reason` is empty if the result is right, and `no_backward` is empty if the gradients
+    are.
+    """
 
     length: int
     reason: str = ""
@@ -33,7 +35,7 @@ class Check:
 
 
 def check(contender: Contender, case: Case, backward: bool) -> Check:
-    """Compare a contender with the oracle at its checked length, batch 1."""
+    """Compare a contender with the float64 oracle at its checked length, with batch 1."""
     short = replace(case, length=contender.checked_length(case), batch=1)
     try:
         return _compare(contender, short, backward)
@@ -79,7 +81,7 @@ def _results(
 
 
 def _complaint(name: str, found: Tensor, exact: Tensor, plain: Tensor, loose: float) -> str:
-    """What is wrong with a result, or nothing."""
+    """Describe what is wrong with a result; empty if nothing is."""
     if found.shape != exact.shape:
         return f"{name} has shape {list(found.shape)}, expected {list(exact.shape)}"
     error = (found.double() - exact).abs().max().item()
@@ -92,6 +94,6 @@ def _complaint(name: str, found: Tensor, exact: Tensor, plain: Tensor, loose: fl
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line; compilers put the reason into the second."""
+    """The message of an error in one line; compilers put the reason into the second."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -1,4 +1,4 @@
-"""Seconds: of a call, and of many calls in turns."""
+"""Time a call, or many calls in turns, in seconds."""
 
 import math
 import random
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 
 _SHORTEST_SAMPLE = 0.01
-"""Seconds; faster calls are repeated within one sample."""
+"""Least seconds of a sample; faster calls are repeated within one."""
 
 _MOST_CALLS = 100
-"""Calls within one sample."""
+"""Most calls within one sample."""
 
 
 @dataclass
@@ -37,9 +37,10 @@ class TimedCall:
         return taken
 
     def warm_up(self, patience: float = math.inf) -> None:
-        """Call it twice, the first time perhaps compiling, and choose how many calls make a sample.
+        """Call it twice, because the first call may compile, and choose how many calls make a sample.
 
-        A first call of more than `patience` seconds is kept as the only sample, for calls that compile nothing.
+        If the first call takes more than `patience` seconds, it is the only sample. Use this for calls that compile
+        nothing.
         """
         if self.sample() > patience:
             return
@@ -56,8 +57,8 @@ class TimedCall:
 def in_turns(tasks: Sequence[TimedCall], rounds: int, patience: float) -> None:
     """Sample every task once a round, so that drift hits all alike; after `patience` seconds a task drops out.
 
-    Each round has an order of its own, so that none always follows the same other and pays for what that left behind:
-    the same kernel takes up to 1.7 times as long after dense attention as after itself.
+    Each round has its own order, so that no task always runs after the same other one. This matters: the same kernel
+    takes up to 1.7 times as long after dense attention as after itself.
     """
     order = random.Random(0)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What is timed: the implementations of this library, and dense attention beside them."""
+"""The contenders that are timed: the implementations of this library, and dense attention."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,9 +27,10 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Prepared:
     """A contender ready for one case.
 
-    `compute` takes q, k, v and gives the output. `pairs` counts what it may read over all lanes, `computes` names its
-    pattern, `mask` gives that pattern as booleans [heads or 1, tokens, tokens]. `plan_seconds` is what preparing took,
-    where that is not the plan. A share below 1 means that `select` cuts the operands, and times are divided by it.
+    `compute` takes q, k and v, and returns the output. `pairs` counts the pairs that it may read, over all lanes.
+    `computes` names its pattern, and `mask` returns that pattern as bool [heads or 1, tokens, tokens]. `plan_seconds`
+    is the time of preparation, if it is not that of the plan. If `share` is below 1, `select` cuts the operands, and
+    times are divided by the share.
     """
 
     compute: Compute
@@ -45,7 +46,8 @@ class Prepared:
 class Contender(ABC):
     """Something that computes attention.
 
-    `loose` is how many times the error allowed to our kernels is allowed to it; `compiles`: for every length anew.
+    `loose` multiplies the error that our kernels are allowed. `compiles` says whether it compiles anew for every
+    length.
     """
 
     name: str
@@ -55,14 +57,14 @@ class Contender(ABC):
 
     @abstractmethod
     def reason_against(self, case: Case) -> str | None:
-        """Why it cannot be compared in this case, or None."""
+        """The reason why it cannot be compared in this case, or None."""
 
     @abstractmethod
     def prepare(self, case: Case) -> Prepared:
-        """Make it ready; raises what the contender raises for cases that it cannot do."""
+        """Prepare it for a case. Raises whatever the contender raises for cases that it does not support."""
 
     def checked_length(self, case: Case) -> int:
-        """At how many tokens its result is checked."""
+        """The number of tokens at which its result is checked."""
         return min(case.length, CHECKED_LENGTH)
 
 
@@ -92,8 +94,8 @@ class Implementation(Contender):
 class DenseContender(Contender):
     """PyTorch's scaled_dot_product_attention: all n^2 pairs, or with `is_causal` those of the past.
 
-    Where one call would take long, only some lanes, and of a full square only some queries, are computed, and the time
-    is scaled; the note says so.
+    If one call would take long, only some lanes are computed, and for a full square only some queries. The time is
+    scaled, and the note says so.
     """
 
     kind = "dense"
@@ -140,13 +142,13 @@ class DenseContender(Contender):
         )
 
     def _seconds(self, case: Case) -> float:
-        """About how long a forward pass takes; 0 if no rate is known."""
+        """Estimated seconds of a forward pass; 0 if no rate is known."""
         if self.rate is None:
             return 0.0
         return case.flops(case.square, backward=False) / self.rate / (2 if self.is_causal else 1)
 
     def _affordable(self, case: Case) -> tuple[int, int]:
-        """How many lanes and queries to compute: all, unless that would take long."""
+        """The numbers of lanes and queries to compute: all, unless that would take long."""
         seconds = self._seconds(case)
         if seconds <= _MOST_SECONDS:
             return case.lanes, case.length
@@ -160,4 +162,4 @@ class DenseContender(Contender):
 
 
 OURS = tuple(name for name in IMPLEMENTATIONS if name not in ("reference", "dense"))
-"""Implementations timed by default: dense attention is there anyway, and the reference is no kernel."""
+"""Implementations timed by default. Dense attention is always timed, and the reference is not a kernel."""

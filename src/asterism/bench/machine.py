@@ -1,4 +1,4 @@
-"""On what a benchmark ran."""
+"""Describe the machine of a benchmark."""
 
 import os
 import platform
@@ -17,7 +17,9 @@ _PACKAGES = ("torch", "transformers", "local-attention", "xformers", "natten", "
 
 
 def describe(device: str) -> dict[str, object]:
-    """Processor, cores, instruction sets, our kernel's and its origin, memory, versions; for GPUs the device too."""
+    """The processor, its cores and instruction sets, our kernel's instruction set and origin, memory, versions, and the
+    GPU.
+    """
     model, flags = _processor()
     described: dict[str, object] = {
         "processor": model,
@@ -38,7 +40,7 @@ def describe(device: str) -> dict[str, object]:
 
 
 def kernel_in_words(machine: Mapping[str, Any]) -> str:
-    """Which CPU kernel a machine that was described has."""
+    """The CPU kernel of a machine that `describe` described, in words."""
     if not machine["kernel"]:
         return "no CPU kernel"
     origin = "came with asterism" if machine["kernel_origin"] == "wheel" else "built on this machine"
@@ -46,7 +48,7 @@ def kernel_in_words(machine: Mapping[str, Any]) -> str:
 
 
 def _processor() -> tuple[str, set[str]]:
-    """The processor's name and flags, as far as the system tells."""
+    """The processor's name and flags, as far as the system reports them."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -55,7 +57,7 @@ def _processor() -> tuple[str, set[str]]:
 
 
 def memory() -> int | None:
-    """Bytes of main memory, as far as the system tells."""
+    """Bytes of main memory, or None if the system does not report them."""
     names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     if not all(name in os.sysconf_names for name in names):
         return None

@@ -1,4 +1,4 @@
-"""Peak memory of one call beyond its operands and results, in a process of its own on CPUs.
+"""Measure the peak memory of one call beyond its operands and results; on CPUs in a separate process.
 
 python -m asterism.bench.memory '{"contender": "eager", "case": {...}, "backward": true, "threads": 1}'
 """
@@ -18,13 +18,15 @@ from asterism.bench.case import Case
 from asterism.bench.contenders import Contender
 
 _WARM_LENGTH = 256
-"""Tokens of the call that loads what is loaded once; contenders that compile for a length are warmed at theirs."""
+"""Tokens of the warm-up call, which loads what is loaded once. Contenders that compile for a length warm up at that
+one.
+"""
 
 Peaks = dict[str, int | None]
 
 
 def peaks(contender: Contender, case: Case, backward: bool, threads: int, timeout: float) -> Peaks:
-    """Bytes beyond q, k, v, the output and, with backward, the gradients; None where they cannot be measured."""
+    """Peak bytes beyond q, k, v, the output and, with `backward`, the gradients; None if they cannot be measured."""
     if case.device != "cpu":
         return _measure(contender, case, backward)
     if sys.platform != "linux":
@@ -73,7 +75,7 @@ def _calls(contender: Contender, case: Case, backward: bool, warm: bool = False)
 
 
 def extra_bytes(call: Callable[[], None], device: str) -> int:
-    """Bytes by which memory peaks over what is held before a call."""
+    """Peak bytes during a call, beyond those held before it."""
     gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -87,7 +89,7 @@ def extra_bytes(call: Callable[[], None], device: str) -> int:
 
 
 def _status(field: str) -> int:
-    """A size in bytes that Linux tells a process about itself."""
+    """A size in bytes from Linux's status of this process."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(field)) * 1024
 

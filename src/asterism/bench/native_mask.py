@@ -1,4 +1,4 @@
-"""A pattern as a mask function in FlexAttention's own terms, as its users write it, without plans and layouts."""
+"""Write a pattern as a mask function of FlexAttention, as its users would, without plans and layouts."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -79,7 +79,7 @@ def _random(rule: RandomBlocks, length: int, device: str) -> MaskFunction:
 
 
 def block_mask(rule: MaskFunction, length: int, device: str) -> BlockMask:
-    """What create_block_mask makes of a rule; all n^2 pairs are looked at, one row of blocks at a time."""
+    """The block mask that create_block_mask makes of a rule. It looks at all n^2 pairs, one row of blocks at a time."""
     n_blocks = -(-length // BLOCK)
     keys = torch.arange(length, device=device)
     nothing = torch.zeros((), dtype=torch.int64, device=device)

@@ -1,7 +1,7 @@
-"""Attention of other libraries, each judged by the pairs that it computes itself.
+"""Attention of other libraries; each is measured by the pairs that it computes itself.
 
-A peer says for which cases it is comparable. Where its pattern differs from the one asked for, `computes` names it, its
-result is checked against that, and its useful operations are those of its own pairs.
+A peer says for which cases it is comparable. If its pattern differs from the requested one, `computes` names it. Its
+result is then checked against its own pattern, and only its own pairs count as useful work.
 """
 
 import math
@@ -31,7 +31,7 @@ _PROBABILITY_SHARE = 0.45
 
 
 class Peer(Contender):
-    """Another library. Half-precision softmax is common among them, so their results may be rougher than ours."""
+    """Another library. Many compute the softmax in half precision, so their results may be less exact than ours."""
 
     kind = "peer"
     loose = 8.0
@@ -46,11 +46,11 @@ class Peer(Contender):
         return self.mismatch(case)
 
     def mismatch(self, case: Case) -> str | None:
-        """Why its pattern is not that of the case."""
+        """The reason why its pattern is not that of the case, or None."""
         raise NotImplementedError
 
     def prepared(self, case: Case, compute: Compute, computes: str, note: str = "") -> Prepared:
-        """A peer whose pattern can be written as a text of ours."""
+        """Prepare a peer whose pattern can be written as a text of ours."""
         return Prepared(compute, case.pairs(computes), computes, partial(pattern_mask, case, computes), note=note)
 
 
@@ -74,7 +74,7 @@ def _window(case: Case) -> Window:
 
 
 class CompiledFlexAttention(Peer):
-    """torch.compile(flex_attention) with the pattern written as a mask function, the way its users do."""
+    """torch.compile(flex_attention) with the pattern written as a mask function, as its users do."""
 
     name = "FlexAttention"
     package = "torch"
@@ -119,7 +119,7 @@ class HuggingFaceBigBird(Peer):
     """BigBirdBlockSparseAttention of transformers, without its projections, in training mode.
 
     Blocks of 64, window of 3, first and last block global, 3 random blocks of its own drawing for each head. Outside of
-    training all of its random blocks are block 0, so that is not what is timed. The drawing is part of every call.
+    training all of its random blocks are block 0, so training mode is timed. Every call includes the draw.
     """
 
     name = "HF BigBird"
@@ -207,7 +207,7 @@ class HuggingFaceBigBird(Peer):
 
 @contextmanager
 def _numpy_randomness_kept() -> Iterator[None]:
-    """The module seeds numpy's global generator on every call; whoever else uses it shall not notice."""
+    """Restore numpy's global generator afterwards, because the module seeds it on every call."""
     state = np.random.get_state()
     try:
         yield
@@ -216,7 +216,7 @@ def _numpy_randomness_kept() -> Iterator[None]:
 
 
 class _Prepared(nn.Module):
-    """In place of a projection: a tensor prepared outside."""
+    """Stands in for a projection and returns a tensor that was prepared outside."""
 
     given: Tensor
 

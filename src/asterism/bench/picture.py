@@ -26,7 +26,7 @@ _COLOURS = (
 
 
 def draw_times(record: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG or an SVG, by the suffix; a column for each pattern, a row for each dtype and direction measured."""
+    """Write a PNG or an SVG, by the suffix of `path`: a column for each pattern, a row for each dtype and direction."""
     timed = [row for row in record["rows"] if row["status"] == "timed"]
     patterns, dtypes = (list(dict.fromkeys(row[name] for row in timed)) for name in ("pattern", "dtype"))
     downward = [(dtype, name) for dtype in dtypes for name in _DIRECTIONS if any(row[name] for row in timed)]

@@ -1,4 +1,4 @@
-"""The measurement: every contender of every case, checked, then timed in turns; one row each, as plain data."""
+"""Measure every contender of every case: check it, then time it in turns. Each gives one row of plain data."""
 
 import math
 import time
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What to measure. `patience` is about how many seconds one contender may take in one case and direction."""
+    """What to measure. `patience` limits the seconds, roughly, of one contender in one case and direction."""
 
     patterns: tuple[str, ...] = (
         "bigbird(block=64)",
@@ -76,7 +76,7 @@ class BenchSettings:
 
 @dataclass
 class _Entry:
-    """A contender in a case: its row, and what is timed for it."""
+    """A contender in a case: its row, and the calls that are timed."""
 
     contender: Contender
     row: Row
@@ -96,7 +96,9 @@ def contender_named(name: str) -> Contender:
 
 
 def measure(settings: BenchSettings, say: Say = lambda text: None, keep: Callable[[Row], None] | None = None) -> Row:
-    """The record of a benchmark. `say` hears what is going on; `keep` gets the record so far after every case."""
+    """Run a benchmark and return its record. `say` gets progress in words, and `keep` the unfinished record after each
+    case.
+    """
     record: Row = {
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -119,7 +121,7 @@ def measure(settings: BenchSettings, say: Say = lambda text: None, keep: Callabl
 
 
 class _PlanSeconds:
-    """How long a plan took to compile: the first time counts, later it is remembered."""
+    """Seconds that a plan took to compile. The first time counts, because later calls find it in memory."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, int], float] = {}
@@ -186,7 +188,9 @@ def _row(case: Case, contender: Contender) -> Row:
 
 
 def _admit(contender: Contender, case: Case, operands: Operands, row: Row, settings: BenchSettings) -> _Entry | None:
-    """Check a contender and make it ready and warm; None, with the reason in its row, if it is not to be timed."""
+    """Check, prepare and warm up a contender. Returns None if it is not to be timed, and puts the reason into its
+    row.
+    """
     if reason := contender.reason_against(case):
         row.update(status="skipped", reason=reason)
         return None
@@ -244,7 +248,7 @@ def _figures(entry: _Entry, case: Case, task: TimedCall, backward: bool, rate: f
 
 
 def _compare(rows: Sequence[Row], case: Case) -> None:
-    """Set every contender against dense attention: all pairs, and for causal patterns those of the past."""
+    """Compare every contender with dense attention over all pairs and, for causal patterns, over those of the past."""
     by_name = {row["contender"]: row for row in rows}
     for direction in ("forward", "forward_backward"):
         full = by_name["sdpa"][direction]
@@ -260,7 +264,7 @@ def _compare(rows: Sequence[Row], case: Case) -> None:
 
 
 def _add_memory(entry: _Entry, case: Case, settings: BenchSettings) -> None:
-    if entry.prepared.share < 1:  # what a share of the heads takes says nothing
+    if entry.prepared.share < 1:  # the memory of a share of the heads says nothing about all of them
         return
     backward = "forward_backward" in entry.tasks
     found = peaks(entry.contender, case, backward, torch.get_num_threads(), 60 + 10 * settings.patience)

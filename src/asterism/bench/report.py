@@ -24,7 +24,7 @@ _LEGEND = (
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Every case with its contenders; what was skipped is in the JSON record only."""
+    """Every case with its contenders. Skipped contenders are only in the JSON record."""
     machine = record["machine"]
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in record["matmul_flops_per_second"].items())
     settings = record["settings"]

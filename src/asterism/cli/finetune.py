@@ -18,7 +18,10 @@ from typing import Any
 
 from asterism.cli.errors import UsageError
 from asterism.cli.settings import (
+    EVERY,
     HELP,
+    MACHINE,
+    OPTIMIZER,
     Group,
     SettingsParser,
     folder_of,
@@ -46,19 +49,7 @@ GROUPS = (
     Group(
         "training",
         ("epochs", "steps", "batch_size", "learning_rate", "seed"),
-        (
-            "minutes",
-            "optimizer",
-            "schedule",
-            "warmup_steps",
-            "beta1",
-            "beta2",
-            "weight_decay",
-            "gradient_clip",
-            "gradient_accumulation_steps",
-            "gradient_checkpointing",
-            "group_by_length",
-        ),
+        ("minutes", *OPTIMIZER, "group_by_length"),
     ),
     Group(
         "tasks that write",
@@ -85,9 +76,9 @@ GROUPS = (
     ),
     Group(
         "evaluation and checkpoints",
-        more=("log_every", "evaluation_every", "checkpoint_every", "evaluation_examples"),
+        more=(*EVERY, "evaluation_examples"),
     ),
-    Group("machine", ("device", "dtype", "parallel"), ("dense_exchange", "process_timeout")),
+    MACHINE,
 )
 """The settings as help shows them."""
 

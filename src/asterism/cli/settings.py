@@ -57,8 +57,6 @@ def train_and_tell(config: AnyConfig, arguments: argparse.Namespace) -> None:
         print_json(report.as_json())
         return
     print(report)
-    print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
-    print(f"saved in {report.folder}")
 
 
 def require_what_it_names(config: AnyConfig, folder: str, resume: bool) -> None:
@@ -171,6 +169,22 @@ class Group(NamedTuple):
     title: str
     main: Sequence[str] = ()
     more: Sequence[str] = ()
+
+
+OPTIMIZER = (
+    "optimizer",
+    "schedule",
+    "warmup_steps",
+    "beta1",
+    "beta2",
+    "weight_decay",
+    "gradient_clip",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+)
+EVERY = ("log_every", "evaluation_every", "checkpoint_every")
+MACHINE = Group("machine", ("device", "dtype", "parallel"), ("dense_exchange", "process_timeout"))
+"""Settings that all verbs share which train."""
 
 
 def settings_of(configuration: type, prefix: str = "") -> dict[str, "Field[Any]"]:

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from asterism.cli.parser import print_json
 from asterism.cli.processes import is_follower
 from asterism.cli.settings import (
+    EVERY,
     HELP,
+    MACHINE,
+    OPTIMIZER,
     Group,
     SettingsParser,
     folder_of,
@@ -122,23 +125,13 @@ GROUPS = (
     Group(
         "training",
         ("steps", "minutes", "batch_size", "learning_rate", "seed"),
-        (
-            "optimizer",
-            "schedule",
-            "warmup_steps",
-            "beta1",
-            "beta2",
-            "weight_decay",
-            "gradient_clip",
-            "gradient_accumulation_steps",
-            "gradient_checkpointing",
-        ),
+        OPTIMIZER,
     ),
     Group(
         "evaluation and checkpoints",
-        more=("log_every", "evaluation_every", "checkpoint_every", "evaluation_bytes", "report_bytes"),
+        more=(*EVERY, "evaluation_bytes", "report_bytes"),
     ),
-    Group("machine", ("device", "dtype", "parallel"), ("dense_exchange", "process_timeout")),
+    MACHINE,
 )
 """The settings as help shows them."""
 

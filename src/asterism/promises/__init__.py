@@ -1,13 +1,34 @@
-"""What a sparse model promises its users, checked the same way on ours and on peers'.
+"""Promises of sparse models to their users, checked in the same way on our models and on those of other libraries.
 
     asterism promises
+    asterism promises MistralForCausalLM
 
-Every check runs a small model with random weights and compares two of its answers. Nothing here knows how a model is
-made inside: only `forward`, and for causal models its cache.
+The first runs small models with random weights and compares two answers of each. The second measures who reads whom in
+each layer of a model, and compares that with the windows and chunks of its configuration. No check depends on a model's
+internals.
 """
 
 from asterism.promises.checks import PROMISES, PromiseOutcome
+from asterism.promises.paths import PATHS
 from asterism.promises.report import broken, check_promises, table
 from asterism.promises.subjects import SUBJECTS, Subject
+from asterism.promises.twins import small_model
+from asterism.promises.verdicts import Verdict
+from asterism.promises.windows import WindowReport, check_windows
+from asterism.promises.windows_table import windows_table
 
-__all__ = ["PROMISES", "SUBJECTS", "PromiseOutcome", "Subject", "broken", "check_promises", "table"]
+__all__ = [
+    "PATHS",
+    "PROMISES",
+    "SUBJECTS",
+    "PromiseOutcome",
+    "Subject",
+    "Verdict",
+    "WindowReport",
+    "broken",
+    "check_promises",
+    "check_windows",
+    "small_model",
+    "table",
+    "windows_table",
+]

@@ -1,4 +1,6 @@
-"""The promises. Each check builds a subject and says what it saw; a difference is relative to the largest logit."""
+"""The promises. Each check builds a subject and reports what it measured. Differences are relative to the largest
+logit.
+"""
 
 import gc
 import json
@@ -18,27 +20,30 @@ from asterism.promises.subjects import SUBJECTS, VOCABULARY, Subject
 from asterism.randomness import isolated
 
 LENGTH, SHORT, PADDING = 176, 40, 24
-"""Tokens of a sequence: long enough for every peer to stay sparse."""
+"""Tokens of a sequence, so many that every peer stays sparse."""
 
 MEMORY_LENGTHS = (2048, 8192)
 MOST_GROWTH = 6.0
-"""How many times more memory four times the tokens may take; linear growth is 4, quadratic 16."""
+"""The factor by which memory may grow with four times the tokens. Linear growth is 4, quadratic growth 16."""
 
 TOLERANCE = 1e-6
 
 
 class PromiseOutcome(NamedTuple):
-    """Whether a promise is kept (None: it says nothing about this subject, and `seen` says why), and what was seen."""
+    """Whether a promise is kept, and the measurement in words. None means that it does not apply; `seen` then says
+    why.
+    """
 
     kept: bool | None
     seen: str
 
 
 def padding_changes_no_real_token(subject: Subject) -> PromiseOutcome:
-    """A row alone and the same row padded to a longer batch, on the right and on the left.
+    """Compare a row alone with the same row padded in a longer batch, on the right and on the left.
 
-    Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
-    Causal models of others then get the positions that their generation gives them; ours read them off the mask.
+    Encoders are judged with padding on the right, where their tokenizers pad. Causal models are judged with padding on
+    the left, where generation pads. Other libraries' causal models get the positions that their generation would pass;
+    ours derive them from the mask.
     """
     tokens = _tokens(LENGTH)
     alone = _logits(subject.build(), tokens)
@@ -56,7 +61,7 @@ def padding_changes_no_real_token(subject: Subject) -> PromiseOutcome:
 
 
 def no_future_is_read(subject: Subject) -> PromiseOutcome:
-    """The last token is replaced; what was predicted before it must not change."""
+    """Replace the last token: predictions at earlier tokens must not change."""
     if not subject.is_causal:
         return PromiseOutcome(None, "not causal")
     tokens = _tokens(LENGTH)
@@ -67,7 +72,7 @@ def no_future_is_read(subject: Subject) -> PromiseOutcome:
 
 
 def cached_equals_uncached(subject: Subject) -> PromiseOutcome:
-    """The last tokens one at a time through the cache, and all at once without it."""
+    """Compare the last tokens, one at a time through the cache, with all tokens at once without it."""
     if not subject.is_causal:
         return PromiseOutcome(None, "not causal")
     tokens = _tokens(LENGTH)
@@ -85,14 +90,14 @@ def cached_equals_uncached(subject: Subject) -> PromiseOutcome:
 
 
 def training_reads_what_evaluation_reads(subject: Subject) -> PromiseOutcome:
-    """Training mode and evaluation mode, without dropout."""
+    """Compare training mode with evaluation mode, without dropout."""
     tokens = _tokens(LENGTH)
     difference = _difference(_logits(subject.build(), tokens), _logits(subject.build().train(), tokens))
     return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
 def a_short_input_changes_nothing_after_it(subject: Subject) -> PromiseOutcome:
-    """A long input before and after a short one, through the same model."""
+    """Compare a long input before a short one with the same input after it, in one model."""
     tokens = _tokens(LENGTH)
     model = subject.build()
     before = _logits(model, tokens)
@@ -102,7 +107,9 @@ def a_short_input_changes_nothing_after_it(subject: Subject) -> PromiseOutcome:
 
 
 def no_global_generator_moves(subject: Subject) -> PromiseOutcome:
-    """The states of Python's, numpy's and torch's generators before and after a training step's forward pass."""
+    """Compare the states of Python's, numpy's and torch's generators before and after the forward pass of a training
+    step.
+    """
     model = subject.build().train()
     with isolated(0):
         before = _generators()
@@ -113,7 +120,7 @@ def no_global_generator_moves(subject: Subject) -> PromiseOutcome:
 
 
 def memory_grows_linearly(subject: Subject) -> PromiseOutcome:
-    """Peak memory of a forward pass in float32 at two lengths, each in a process of its own."""
+    """Compare the peak memory of a forward pass in float32 at two lengths, each in a separate process."""
     if sys.platform != "linux":
         return PromiseOutcome(None, "peak memory is read from Linux's /proc")
     peaks = []
@@ -145,7 +152,7 @@ def _tokens(length: int) -> torch.Tensor:
 
 
 def _logits(model: nn.Module, tokens: torch.Tensor, **arguments: torch.Tensor) -> torch.Tensor:
-    """Always with the same state of the global generators, which some peers draw from."""
+    """The model's logits, always from the same state of the global generators, because some peers draw from them."""
     with isolated(0), torch.no_grad():
         np.random.seed(0)  # put back by isolated
         return model(input_ids=tokens, **arguments).logits
@@ -164,7 +171,7 @@ def _generators() -> dict[str, object]:
 
 
 def _measure(name: str, length: int) -> int:
-    """Bytes by which memory peaks during a forward pass."""
+    """Peak bytes during a forward pass, beyond those held before it."""
     model = next(subject for subject in SUBJECTS if subject.name == name).build(torch.float32)
     _logits(model, _tokens(LENGTH))
     gc.collect()

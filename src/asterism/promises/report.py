@@ -1,4 +1,4 @@
-"""The outcome of every promise for every subject, as a record and as a table."""
+"""Check every promise for every subject, and show the outcomes as a record and as a table."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ _MARKS = {True: "kept", False: "BROKEN", None: "-"}
 
 
 def check_promises(say: Callable[[str], None]) -> dict[str, Any]:
-    """The record: every promise checked for every subject. `say` is told which subject is next."""
+    """Check every promise for every subject and return the record. `say` gets the name of the next subject."""
     rows = []
     with quiet_transformers():
         for subject in SUBJECTS:
@@ -25,7 +25,7 @@ def check_promises(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def broken(record: Mapping[str, Any]) -> list[str]:
-    """The promises that models of ours break."""
+    """The promises that our models break."""
     return [
         f"{row['subject']}, {row['promise']} ({row['seen']})"
         for row in record["rows"]
@@ -34,7 +34,7 @@ def broken(record: Mapping[str, Any]) -> list[str]:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """One line for each promise and subject it speaks of."""
+    """A table with one line for each promise and subject to which it applies."""
     packages = record["machine"]["packages"]
     lines = [f"transformers {packages.get('transformers')}, torch {packages.get('torch')}, {record['date']}"]
     for promise in PROMISES:

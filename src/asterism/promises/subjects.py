@@ -1,4 +1,4 @@
-"""Whose promises are checked: small models of ours and of Hugging Face, in evaluation mode, with random weights."""
+"""The models under test: small ones of ours and of Hugging Face, in evaluation mode, with random weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ _BLOCKS = {"block_size": BLOCK, "num_random_blocks": 2}
 class Subject:
     """A model under test.
 
-    `make` builds it; `takes_padding` says whether it has an attention mask at all. Weights are drawn again after
-    building, large enough that every token matters.
+    `make` builds it. `takes_padding` says whether it accepts an attention mask. After building, weights are drawn
+    again, so large that every token matters.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Subject:
     takes_padding: bool = True
 
     def build(self, dtype: torch.dtype = torch.float64) -> nn.Module:
-        """The model in evaluation mode; the same weights every time, and no global generator moves."""
+        """Build the model in evaluation mode, always with the same weights, without moving a global generator."""
         with isolated(0):
             model = self.make()
             for name, parameter in model.named_parameters():
@@ -65,7 +65,7 @@ def _ours(mixers: str, is_causal: bool) -> Callable[[], nn.Module]:
 
 
 class _Translating(nn.Module):
-    """An encoder-decoder, asked for a target that is its source: padding is in both, on the same side."""
+    """An encoder-decoder whose target is its source, so that both have padding on the same side."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -17,13 +17,14 @@ from asterism.report.curves import Curve, label_of, read_curves
 from asterism.report.layers import Layers, draw_layers
 from asterism.report.predictions import Predictions, read_predictions
 from asterism.report.reading import JsonLines, number, numbers, plain, why_not_read
+from asterism.report.samples import read_samples
+from asterism.training.objectives.span_sizes import SpanSizes
 from asterism.training.run.folder import STATE, RunFolder
 from asterism.training.run.lock import LOCK
 from asterism.training.settings.configuration import AnyConfig, FineTuneConfig, RunConfig, config_to_dict
 
 MOST_PREDICTIONS = 60
 """How many predictions of a run a page shows."""
-MOST_SAMPLES = 60
 
 
 class Judged(NamedTuple):
@@ -72,15 +73,16 @@ def describe(path: str | Path, most_predictions: int = MOST_PREDICTIONS) -> Desc
     curves, counts = _history(run, config, left_out)
     where = run.model if result is not None else _newest(run)
     weights, shape = read_weights(where), _shape(where, settings)
-    layers = draw_layers(shape, _length(config, record))
+    layers = draw_layers(shape, _length(config, record), target_length(config, record))
     flops = None if weights is None else flops_per_step(settings, weights, layers)
     score = _score(config, result, curves)
+    learns = config.task if isinstance(config, FineTuneConfig) else config.objective
     name = plain(run.path.resolve().name or str(run.path), 80)
     document = {
         "name": name,
         "folder": plain(str(run.path), 500),
         "kind": config.kind,
-        "learns": config.task if isinstance(config, FineTuneConfig) else config.objective,
+        "learns": learns,
         "recipe": plain(config.name, 80),
         "status": _status(run, config, result, curves),
         "score": score,
@@ -92,7 +94,7 @@ def describe(path: str | Path, most_predictions: int = MOST_PREDICTIONS) -> Desc
         "notes": _notes(record, result),
         "settings": _flat(settings),
         "predictions": _predictions(run, config, record, most_predictions, left_out).as_json(),
-        "samples": _samples(run, left_out),
+        "samples": read_samples(run.samples, learns, left_out),
         "curves": [curve.as_json() for curve in curves.values()],
     }
     _missing(document, weights, layers, counts, left_out)
@@ -277,8 +279,24 @@ def _length(config: AnyConfig, record: Mapping[str, Any]) -> int | None:
     if isinstance(config, RunConfig):
         return config.context
     decided = record["decided"] if isinstance(record["decided"], dict) else {}
-    found = decided.get("length") if config.length is None else config.length
-    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**31 else None
+    return _tokens(decided.get("length") if config.length is None else config.length)
+
+
+def target_length(config: AnyConfig, record: Mapping[str, Any]) -> int | None:
+    """Tokens of what a decoder writes, the one that ends it included; None where nothing is written, or known."""
+    if isinstance(config, FineTuneConfig):
+        decided = record["decided"] if isinstance(record["decided"], dict) else {}
+        return _tokens(decided.get("target_length"))
+    if config.objective == "gap_sentences":
+        return config.target_length or config.context // 2
+    if config.objective == "span_corruption":
+        return SpanSizes.fitting(config.context - 1).target_tokens + 1
+    return None
+
+
+def _tokens(value: Any) -> int | None:
+    """A number of tokens that a row can have; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
 
 
 def _shape(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,26 +385,6 @@ def _predictions(
     return found
 
 
-def _samples(run: RunFolder, left_out: dict[str, str]) -> list[dict[str, Any]]:
-    """What the model wrote on the way, the first and the latest of it."""
-    path = run.path / "samples.jsonl"
-    if not path.exists():
-        return []
-    lines = JsonLines(path)
-    samples = [_sample(line) for line in lines]
-    if lines.remark is not None:
-        left_out["samples"] = lines.remark
-    if len(samples) > MOST_SAMPLES:
-        left_out["samples"] = f"{len(samples) - MOST_SAMPLES:,} samples are not shown: {path} holds all of them."
-        samples = [*samples[: MOST_SAMPLES // 2], *samples[-MOST_SAMPLES // 2 :]]
-    return samples
-
-
-def _sample(line: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {name: plain(line[name], 1_000) for name in ("prompt", "text", "expected") if line.get(name) is not None}
-    return {"step": int(number(line.get("step")) or 0), **texts}
-
-
 def _missing(
     document: Mapping[str, Any], weights: Weights | None, layers: Layers, strange: int, left_out: dict[str, str]
 ) -> None:
@@ -396,7 +394,9 @@ def _missing(
     if weights is None:
         left_out["cost"] = "The folder holds no weights that can be read: their number, and FLOPs, are not known."
     elif document["cost"]["flops_per_step"] is None:
-        left_out["cost"] = "FLOPs are estimated for models of one stack only, whose sizes the folder holds."
+        left_out["cost"] = (
+            "FLOPs are left out: the folder does not hold the sizes, patterns and lengths that they need."
+        )
 
 
 def by_name(runs: Iterable[Description]) -> dict[str, Description]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,14 +25,19 @@ _DIGITS = {Verdict.EMPTY: "0", Verdict.MIXED: "1", Verdict.UNKNOWN: "1", Verdict
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers")
+_DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
+_SIDES = ("query_key_dim", "value_dim")
+_DENSE = ("bart", "blenderbot", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
+"""Encoder-decoders of transformers whose attention is dense, by their types."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A mixer, the layers that have it, and what it does over `length` tokens.
+    """A mixer, the layers that have it, and what it does there.
 
     stack     "layers", "decoder layers", or "cross-attention of decoder layers"
     numbers   the layers that have it, the first few; `count` is how many there are
+    queries   how many tokens ask; `length` is how many there are to read
     pictures  one for each head that is drawn: rows of cells, "0" nothing, "1" some, "2" all may be read
     heads     how many heads have patterns of their own; 1 where all share one
     keys      the least, mean and greatest number of keys that a query reads; None for a transform
@@ -44,6 +49,7 @@ class Drawn:
     text: str
     numbers: Sequence[int]
     count: int
+    queries: int
     length: int
     heads: int
     pictures: Sequence[Sequence[str]]
@@ -63,6 +69,7 @@ class Drawn:
             "pattern": self.text,
             "layers": list(self.numbers),
             "layer_count": self.count,
+            "queries": self.queries,
             "length": self.length,
             "heads": self.heads,
             "keys": None if self.keys is None else dict(zip(("least", "mean", "most"), self.keys, strict=True)),
@@ -77,7 +84,8 @@ class Drawn:
 class Layers:
     """What is known of a model's layers.
 
-    length  tokens of a sequence; None if it is not known
+    length  tokens of a sequence, global tokens in front of it included; None if it is not known
+    target  tokens of what a decoder writes; None if there is no decoder, or it is not known
     heads   attention heads; None if the model's sizes are not known
     remark  a sentence on what is not shown
     """
@@ -87,44 +95,71 @@ class Layers:
     has_decoder: bool = False
     mixers: Sequence[Drawn] = field(default_factory=list)
     remark: str | None = None
+    target: int | None = None
 
 
-def draw_layers(shape: Mapping[str, Any], length: int | None) -> Layers:
-    """The layers of a model, by its config.json or the settings that take its place, over so many tokens."""
+class _Stack(NamedTuple):
+    """Layers that follow a schedule: what they are called, how many there are, and the tokens that ask and are read."""
+
+    title: str
+    schedule: Any
+    layers: int
+    queries: int | None
+    keys: int
+
+
+def draw_layers(shape: Mapping[str, Any], length: int | None, target: int | None = None) -> Layers:
+    """The layers of a model, by its config.json or the settings that take its place.
+
+    `length` counts the tokens of a row, `target` those of what a decoder writes.
+    """
     heads, width, count = (_first(shape, names) for names in (_HEADS, _WIDTHS, _LAYERS))
     has_decoder = shape.get("decoder_mixers") is not None or bool(shape.get("is_encoder_decoder"))
     if length is None or heads is None or width is None or count is None or length > 2**31:
         return Layers(length, heads, has_decoder, remark="The folder does not hold the sizes of the model.")
-    if "mixers" not in shape:
-        kind = plain(shape.get("model_type", "other"), 40)
-        other = f"The model is of type {kind}: its configuration names no patterns."
-        if has_decoder:
-            return Layers(length, heads, True, remark=other)
-        dense = _stack("layers", {**shape, "mixers": "dense()"}, "mixers", count, length)
-        return Layers(length, heads, False, dense, f"{other} Dense attention is assumed.")
-    mixers: list[Drawn] = []
-    remark = None
-    stacks = [("layers", "mixers", count)]
+    length += _first(shape, ("global_tokens",)) or 0
+    schedules, remark = _schedules(shape, has_decoder)
+    if schedules is None:
+        return Layers(length, heads, has_decoder, remark=remark, target=target)
+    below = _first(shape, _DECODER_LAYERS) or count
+    stacks = [_Stack("layers", schedules[0], count, length, length)]
     if has_decoder:
-        below = _first(shape, ("num_decoder_layers",)) or count
         stacks += [
-            ("decoder layers", "decoder_mixers", below),
-            ("cross-attention of decoder layers", "cross_mixers", below),
+            _Stack("decoder layers", schedules[1], below, target, target or length),
+            _Stack("cross-attention of decoder layers", schedules[2], below, target, length),
         ]
+    mixers: list[Drawn] = []
     try:
-        for stack, name, layers in stacks:
-            mixers += _stack(stack, shape, name, layers, length)
+        for stack in stacks:
+            mixers += _distinct(stack, shape)
     except (AsterismError, MemoryError, OverflowError, TypeError, ValueError) as error:
         remark = f"Patterns are left out: {plain(str(error), 300)}."
+        return Layers(length, heads, has_decoder, remark=remark)
     left = len(mixers) - MOST_PICTURES
     if left > 0:
         remark = f"{left:,} more patterns are not drawn."
-    return Layers(length, heads, has_decoder, mixers, remark)
+    return Layers(length, heads, has_decoder, mixers, remark, target)
 
 
-def _stack(stack: str, shape: Mapping[str, Any], name: str, count: int, length: int) -> list[Drawn]:
+def _schedules(shape: Mapping[str, Any], has_decoder: bool) -> tuple[Sequence[Any] | None, str | None]:
+    """The schedules of the encoder (or the only stack), the decoder and its cross-attention, and a remark on them.
+
+    None where the configuration of a model of transformers does not tell them.
+    """
+    if "mixers" in shape:
+        return [shape.get(name) for name in ("mixers", "decoder_mixers", "cross_mixers")], None
+    if not has_decoder and shape.get("asterism_pattern") is not None:
+        return [shape["asterism_pattern"]], None
+    kind = plain(shape.get("model_type", "other"), 40)
+    other = f"The model is of type {kind}: its configuration names no patterns."
+    if has_decoder and kind not in _DENSE:
+        return None, other
+    return ["dense()", "causal()", "dense()"], f"{other} Dense attention is assumed."
+
+
+def _distinct(stack: _Stack, shape: Mapping[str, Any]) -> list[Drawn]:
     """The distinct mixers of a stack of layers, in the order of their first layers."""
-    schedule = as_schedule(shape[name])
+    schedule, count = as_schedule(stack.schedule), stack.layers
     places: dict[Mixer, list[int]] = {}
     for place, mixer in enumerate(schedule.mixers[:count]):
         places.setdefault(mixer, []).append(place)
@@ -133,37 +168,33 @@ def _stack(stack: str, shape: Mapping[str, Any], name: str, count: int, length: 
         layers = sum(len(range(place, count, schedule.period)) for place in members)
         cycles = range(0, min(count, 8 * schedule.period), schedule.period)
         numbers = sorted(cycle + place for cycle in cycles for place in members if cycle + place < count)[:8]
-        drawn.append(_drawn(stack, mixer, numbers, layers, shape, length, is_drawn=len(drawn) < MOST_PICTURES))
+        drawn.append(_drawn(stack, mixer, numbers, layers, shape, is_drawn=len(drawn) < MOST_PICTURES))
     return drawn
 
 
 def _drawn(
-    stack: str,
-    mixer: Mixer,
-    numbers: Sequence[int],
-    count: int,
-    shape: Mapping[str, Any],
-    length: int,
-    *,
-    is_drawn: bool,
+    stack: _Stack, mixer: Mixer, numbers: Sequence[int], count: int, shape: Mapping[str, Any], *, is_drawn: bool
 ) -> Drawn:
-    text, width = plain(str(mixer), 300), _first(shape, _WIDTHS) or 0
+    text, width, length = plain(str(mixer), 300), _first(shape, _WIDTHS) or 0, stack.keys
     if isinstance(mixer, Fourier):
         transform = 2.5 * length * width * log2(max(2, length * width))
-        return Drawn(stack, text, numbers, count, length, 1, [], None, False, transform)
+        return Drawn(stack.title, text, numbers, count, length, length, 1, [], None, False, transform)
+    queries = queries_to_the_end(mixer, length) if stack.queries is None else stack.queries
     pictures = []
     for head in range(min(mixer.heads, MOST_HEADS) if is_drawn else 0):
-        pictures.append(draw(mixer, length, head=head, cells=_CELLS, glyphs=_DIGITS).splitlines()[1:-1])
-    queries = queries_to_the_end(mixer, length)
-    asked = np.unique(np.linspace(0, queries - 1, min(queries, _COUNTED)).astype(np.int64))
-    each = [keys_read(mixer, asked, length, head) for head in range(mixer.heads)]
+        drawn = draw(mixer, length, queries=queries, head=head, cells=_CELLS, glyphs=_DIGITS)
+        pictures.append(drawn.splitlines()[1:-1])
+    counted = np.unique(np.linspace(0, queries - 1, min(queries, _COUNTED)).astype(np.int64))
+    each = [keys_read(mixer, counted, length, head) for head in range(mixer.heads)]
     least, most = min(int(one.min()) for one in each), max(int(one.max()) for one in each)
     mean = float(np.mean([one.mean() for one in each]))
     heads = _first(shape, _HEADS) or 1
-    features = sum(int(shape.get(name) or width) // heads for name in ("query_key_dim", "value_dim"))
+    own = _first(shape, ("head_dim", "d_kv"))  # of transformers' models, whose heads need not fill the width
+    features = 2 * own if own else sum(int(shape.get(name) or width) // heads for name in _SIDES)
     flops = 2.0 * mean * queries * heads * features
     keys = (least, mean, most)
-    return Drawn(stack, text, numbers, count, length, mixer.heads, pictures, keys, len(asked) < queries, flops)
+    is_about = len(counted) < queries
+    return Drawn(stack.title, text, numbers, count, queries, length, mixer.heads, pictures, keys, is_about, flops)
 
 
 def _first(shape: Mapping[str, Any], names: Sequence[str]) -> int | None:

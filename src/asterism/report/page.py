@@ -92,8 +92,8 @@ def _policy(*own: str) -> str:
     """What a browser may do for the page: run its own style and script, known by their hashes, and load nothing."""
     style, script = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in own)
     return (
-        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; form-action"
-        " 'none'"
+        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; img-src data:; media-src data:;"
+        " base-uri 'none'; form-action 'none'"
     )
 
 

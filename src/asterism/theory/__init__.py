@@ -3,8 +3,8 @@
     from asterism.theory import certify
     print(certify("star() | window(1, 1)", 64).explain())
 
-Three rooms: `certificates` says which theorems hold for a pattern, `approximation` builds what they promise, and
-`machines` runs Turing machines as transformers.
+Three folders: `certificates` decides which theorems hold for a pattern, `approximation` builds the transformers whose
+existence they prove, and `machines` runs Turing machines as transformers.
 """
 
 from typing import TYPE_CHECKING

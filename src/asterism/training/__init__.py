@@ -4,7 +4,7 @@
     report = train(recipe("bytes-small"), "runs/first")
     run = open_run("runs/first")
 
-Importing this package imports neither torch nor transformers; what needs them is imported when it is first asked for.
+Importing this package imports neither torch nor transformers. Names that need them are imported at first use.
 """
 
 from typing import TYPE_CHECKING

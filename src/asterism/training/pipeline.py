@@ -1,10 +1,10 @@
-"""A run from its configuration to the questions that a finished one is asked.
+"""A run, from its configuration to evaluation, generation and reports.
 
     RunConfig --resolve--> Setup --train--> run folder --open_run--> Run
                                                                      evaluate(Run), generate(Run, prompt), report(Run)
 
-A `RunConfig` trains a model of ours on bytes or text, a `FineTuneConfig` any encoder on examples of a task; what they
-learn, and how, is their objective's to say. Nothing below knows one by name.
+A `RunConfig` trains a model of ours on bytes or text. A `FineTuneConfig` trains any encoder or encoder-decoder on
+examples of a task. The objective decides what is learned and how; the code below does not depend on any one of them.
 """
 
 import hashlib
@@ -44,9 +44,9 @@ from asterism.training.settings.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that can be asked: its finished model, or that of its newest checkpoint, in evaluation mode.
+    """An opened run: its finished model, or that of its newest checkpoint, in evaluation mode.
 
-    `record` is what run.json says.
+    `record` holds the contents of run.json.
     """
 
     folder: RunFolder
@@ -56,25 +56,25 @@ class Run:
 
     @property
     def config(self) -> AnyConfig:
-        """The configuration; its dtype is what the run computes in, where that was left to the machine."""
+        """The configuration. Its dtype is the one that the run computes in, also if that was left to the machine."""
         return self.objective.config
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """That of the model; None where it reads bytes."""
+        """The tokenizer of the model, or None if the model reads bytes."""
         return self.objective.tokenizer
 
 
 def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Report:
-    """Train a model into a run folder, or go on with the run that is there.
+    """Train a model into a run folder, or resume the run in it.
 
-    The model is new, or the one that the configuration names. With `resume`, the configuration must be the recorded one
-    (data may have moved; their hash decides), and a finished run is only reported. `progress` shows a bar or lines on
-    stderr. SIGINT and SIGTERM take effect after the step that is running, when a checkpoint has been written. The
-    caller's random generators are left as they are.
+    The model is new, or the one that the configuration names. With `resume`, the configuration must be the recorded
+    one, and a finished run is only reported. The data may have moved, if their hash is the same. `progress` shows a bar
+    or lines on stderr. On SIGINT and SIGTERM, the current step ends, a checkpoint is written, and the run stops. The
+    caller's random generators do not change.
 
-    Raises ConfigurationError, PatternError or DataError for what cannot be run, CheckpointError for a folder in use or
-    damaged, NonFiniteLossError when training diverges; the last checkpoint stays.
+    Raises ConfigurationError, PatternError or DataError for a run that cannot work, CheckpointError for a folder that
+    is in use or damaged, and NonFiniteLossError if training diverges. The last checkpoint is kept.
     """
     run = RunFolder(folder)
     with quiet_transformers(), joined(config) as processes, ExitStack() as stack:
@@ -85,7 +85,7 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
                 stack.enter_context(run.held())
         own = processes.decided(lambda: str(run.latest_checkpoint() or "") if resume else "")
         display = stack.enter_context(closing(make_display(progress and processes.leads)))
-        display.doing("choosing the arithmetic")  # may time products of matrices
+        display.doing("choosing the arithmetic")  # may time matrix products
         dtype = processes.decided(lambda: (run.read_settled() if resume else settled(config)).dtype)
         display.doing("reading the data")
         with shared(_name(processes)), processes.agreed():
@@ -94,7 +94,7 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
 
 
 def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
-    """Whether a run that is to go on with these settings has its result. Raises ConfigurationError for others."""
+    """Whether the run to resume is finished. Raises ConfigurationError if its settings are different."""
     finished = run.read_record()["result"] is not None
     _refuse_other_settings(run.read_config(), config, run if finished else None)
     if finished:
@@ -105,7 +105,7 @@ def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
 
 
 def _follow(run: RunFolder, config: AnyConfig) -> None:
-    """Write down where the data of a finished run are now. Raises DataError for others."""
+    """Record where the data of a finished run are now. Raises DataError for different data."""
     setup = resolve(replace(config, dtype=run.read_settled().dtype), run.weights())
     run.refuse_other_data(setup.corpus.record())
     with run.held():
@@ -113,19 +113,19 @@ def _follow(run: RunFolder, config: AnyConfig) -> None:
 
 
 def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
-    """Everything that a run needs before its first step: arithmetic, model configuration, tokenizer, data, weights,
-    objective.
+    """Prepare everything that a run needs before its first step: arithmetic, model configuration, tokenizer, data,
+    weights, objective.
 
-    `own` is the newest checkpoint of a run that goes on. Raises what `train` raises.
+    `own` is the newest checkpoint of a run that is resumed. Raises what `train` raises.
     """
     return replace(OBJECTIVES.load(config.objective).resolve(settled(config), own), asked=config)
 
 
 def open_run(folder: str | Path) -> Run:
-    """The run in a folder, of any kind, without its data; the model is on the GPU if there is one. A process may be
-    training there.
+    """Open the run in a folder, of any kind, without its data. The model is on the GPU if there is one. Another process
+    may be training the run.
 
-    Raises CheckpointError if the folder is no run, is damaged, or has no weights yet.
+    Raises CheckpointError if the folder is not a run, is damaged, or has no weights yet.
     """
     run = RunFolder(folder)
     while True:
@@ -134,13 +134,13 @@ def open_run(folder: str | Path) -> Run:
             return _opened(run)
         except (AsterismError, OSError):
             if run.newest() == before:
-                raise  # else a process that trains here has put another checkpoint in the place of the one being read
+                raise  # otherwise a training process has replaced the checkpoint that was being read
 
 
 def _opened(run: RunFolder) -> Run:
     record, config, weights = run.read_record(), run.read_settled(), run.weights()
     require_memory_to_load(weights, "")
-    with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
+    with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by the stored ones
         try:
             objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
         except (AttributeError, KeyError, TypeError) as error:
@@ -166,19 +166,19 @@ def evaluate(
     dense_exchange: bool = False,
     progress: bool = True,
 ) -> Evaluation:
-    """Score a run, or the run in a folder, on data that it has not seen.
+    """Score a run, or the run in a folder, on held-out data.
 
-    `data` is a file or folder; None means the run's own. Of bytes and text, `split` says which part (by default
-    "validation"); of examples of a task, the run's own are those held out. `limit` scores only the first so many bytes,
-    at least one window of them, or examples. `minimum_context` is for bytes: every scored one has at least so many
-    before it in its window, one score for each value. `reader` is for tasks: how long documents are read, by default as
-    in training.
+    `data` is a file or folder; None means the run's own data. For bytes and text, `split` chooses a part (by default
+    "validation"). For a task, the run's own data are the held-out examples. `limit` scores only the first `limit` bytes
+    (at least one window) or examples. `minimum_context` is for bytes: every scored byte has at least that many bytes
+    before it in its window, and there is one score for each value. `reader` is for tasks: how long documents are read,
+    by default as in training.
 
-    Processes that a launcher started divide the work as `parallel` says, whatever those of training did: by default
-    they take turns (dp); those of cp share the tokens of rows, and with `dense_exchange` also by patterns for which as
-    much moves as for dense attention. fsdp is refused. `progress` shows a bar or lines on stderr.
+    If a launcher started several processes, `parallel` says how they divide the work, independently of training. By
+    default they take turns at rows (dp). With cp they divide the tokens of rows. `dense_exchange` allows patterns that
+    move as much as dense attention. fsdp is refused. `progress` shows a bar or lines on stderr.
 
-    Raises CheckpointError, DataError, and ConfigurationError for what this kind of run has no use for.
+    Raises CheckpointError, DataError, and ConfigurationError for arguments that this kind of run does not take.
     """
     question = Question(
         data=None if data is None else str(data),
@@ -216,16 +216,16 @@ def generate(
     parallel: str = "",
     dense_exchange: bool = False,
 ) -> bytes:
-    """`length` bytes that follow `prompt`, sampled from a run, or the run in a folder, by an explicit seed.
+    """Sample `length` bytes that continue `prompt`, from a run or the run in a folder, with an explicit seed.
 
-    Temperature 0 takes the likeliest byte; `top_k` keeps the k likeliest, `top_p` the fewest that together have that
-    probability.
+    Temperature 0 takes the likeliest byte. `top_k` keeps the k likeliest bytes, and `top_p` the fewest whose
+    probabilities reach that sum.
 
-    With `parallel`, such as "cp=4", the processes that a launcher started share the tokens of the prompt: it is read in
-    parallel, its keys stay where they are, and all get the same bytes, those of one process but for rounding. With
-    `dense_exchange` also by patterns for which as much moves as for dense attention. All have the same arguments.
+    With `parallel`, such as "cp=4", the processes that a launcher started divide the tokens of the prompt and read it
+    in parallel. Keys stay in their process. All processes pass the same arguments and get the same bytes, which are
+    those of one process except for rounding. `dense_exchange` allows patterns that move as much as dense attention.
 
-    Raises CheckpointError, and ConfigurationError for settings that cannot work, for a run that continues nothing, and
+    Raises CheckpointError, and ConfigurationError for settings that cannot work, for a run that does not generate, and
     for a prompt and length beyond the positions of the model.
     """
     settings = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).arguments(length)
@@ -246,7 +246,7 @@ def generate(
 
 
 def _generated_together(run: Run, prompt: bytes, sampling: dict[str, Any], processes: Processes) -> bytes:
-    """What follows a prompt whose tokens the processes share, the same in all of them."""
+    """Continue a prompt whose tokens are divided among the processes; the result is the same in all of them."""
     start = run.objective.prompt(prompt)
     processes = weighed(run.config, run.model.config, (max(start.shape[1], *run.objective.longest),), processes)
     model: Any = run.model
@@ -256,7 +256,7 @@ def _generated_together(run: Run, prompt: bytes, sampling: dict[str, Any], proce
 
 
 def _name(processes: Processes) -> str | None:
-    """By which the processes of a run share what one of them makes of the data."""
+    """The name under which the processes of a run share files that one of them makes of the data."""
     name: str | None = None if processes.alone else processes.decided(lambda: uuid.uuid4().hex)
     return name
 
@@ -269,7 +269,7 @@ def _folder(run: Run | str | Path) -> RunFolder:
 def _opened_by_all(
     run: Run | str | Path, parallel: str, dense_exchange: bool, progress: bool
 ) -> Iterator[tuple[Run, Processes, Display]]:
-    """The run as all processes have opened it, these processes, whatever those of training did, and their display."""
+    """The run as all processes opened it, these processes, independently of training, and their display."""
     asked = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
     with (
         quiet_transformers(),
@@ -283,7 +283,7 @@ def _opened_by_all(
 
 
 def report(run: Run | str | Path) -> Report:
-    """What a finished run came to, as run.json has it. Raises CheckpointError for one that is not finished."""
+    """The report of a finished run, from its run.json. Raises CheckpointError for an unfinished run."""
     folder = _folder(run)
     record, config = folder.read_record(), folder.read_config()
     if record["result"] is None:
@@ -299,12 +299,12 @@ def report(run: Run | str | Path) -> Report:
 
 
 _MAY_CHANGE = (*RENEWED, "parallel", "dense_exchange", "process_timeout")
-"""Settings that decide no number of training."""
+"""Settings that do not influence the numbers of training."""
 
 
 def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunFolder | None) -> None:
-    """Raises ConfigurationError if a run that is to go on began with other settings; data may have moved, there may be
-    more processes, or fewer, and the report may be of more, unless it is there: in the folder `finished`."""
+    """Raise ConfigurationError if the run to resume began with other settings. Data may have moved, the number of
+    processes may differ, and the report may cover more data unless it exists already, in the folder `finished`."""
     if recorded.kind != asked.kind:
         raise ConfigurationError(
             "other-kind-of-run",

@@ -270,6 +270,10 @@ def test_a_run_trains_on_a_genome_and_writes_sequences(genome, path, tmp_path, c
     config = RunConfig(model=model, data=path, modality="genome()", context=64, batch_size=4, steps=3, warmup_steps=1)
     report = train(config, run, progress=False)
     assert {"zlib", "order 2", "order 16"} <= report.baselines.keys()
+    (sample,) = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    pieces = parse_modality("genome()").splits(path).pieces("validation")
+    assert sample["bases"].encode() == pieces.read(0, 64).tobytes() and len(sample["guessed"]) == 64
+    assert set(sample["guessed"]) <= set("ACGTN?")
     assert "bases" in json.loads((run / "run.json").read_text())["corpus"]
     assert evaluate(run, split="test").bytes_scored == parse_modality("genome()").splits(path).length("test")
     for number, extra in enumerate(

@@ -1,6 +1,8 @@
 """Pictures: the same values as Pillow and NumPy read, in splits and classes, decoded when they are read; sheets."""
 
+import base64
 import hashlib
+import io
 import json
 import os
 import zipfile
@@ -413,6 +415,13 @@ def test_a_run_trains_on_pictures_and_completes_them(folder, tmp_path, capsys):
     notes = RunFolder(tmp_path / "run").read_record()["notes"]
     assert [note for note in notes if note.endswith("are left out, such as train/dog/labels.txt")]
     assert report.validation_bits_per_byte == pytest.approx(8, abs=1)
+    (sample,) = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert sample["shown"] == ["original", "each value from those before", "given", "completed"]
+    with Image.open(io.BytesIO(base64.b64decode(sample["picture"].removeprefix("data:image/png;base64,")))) as sheet:
+        original, _, given, completed = np.array_split(np.asarray(sheet)[2:, 2:], 4, axis=1)
+    half = len(original) // 2 - 2
+    assert (original[:half] == given[:half]).all() and (original[:half] == completed[:half]).all()
+    assert (given[half + 4 :] == 128).all() and (completed[half + 4 :] != original[half + 4 :]).any()
     assert {"png", "webp lossless"} <= report.baselines.keys()
     assert evaluate(tmp_path / "run", split="test").bytes_scored == 12 * 90
     for extra in (["--complete", "3"], ["--label", "dog", "cat", "--count", "2"], ["--count", "4"]):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -302,6 +303,15 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(prose, objective, tmp_pat
     times = {"folder", "minutes"}
     one, other = ({k: v for k, v in report.as_json().items() if k not in times} for report in (whole, resumed))
     assert one == other and whole.steps == 9
+    samples = [(tmp_path / run / "samples.jsonl").read_text() for run in ("whole", "parts")]
+    assert samples[0] == samples[1]
+    if objective == "span_corruption":
+        last = json.loads(samples[0].splitlines()[-1])
+        spans = re.split("(<extra_id_[0-9]+>)", last["expected"])
+        assert spans[0] == "" and spans[1] == "<extra_id_0>" and "<extra_id_0>" in last["prompt"]
+        begin = last["prompt"].replace("<extra_id_0>", spans[2]).partition("<extra_id_1>")[0][:40]
+        assert any(json.loads(line)["text"].startswith(begin) for line in prose.read_text().splitlines())
+        assert last["text"]
     found = evaluate(tmp_path / "whole")
     if objective != "prefix_lm":
         assert found.target_loss == whole.validation_target_loss and found.target_tokens == whole.target_tokens

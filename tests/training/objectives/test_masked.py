@@ -313,6 +313,13 @@ def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
     assert record["result"] == report.as_json()
     assert record["corpus"]["train"]["documents"] + record["corpus"]["validation"]["documents"] <= len(TEXTS)
     assert config_to_dict(RunFolder(folder).read_config()) == config_to_dict(tiny)
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in samples] == [10, 20, 30]
+    first, *_, last = samples
+    assert first["expected"] == last["expected"] and first["read"] == last["read"] and "[MASK]" in last["read"]
+    assert len(last["guessed"]) == len(last["between"]) - 1 == len(last["expected"])
+    text = "".join(one for pair in zip(last["between"], [*last["expected"], ""], strict=True) for one in pair)
+    assert text.removeprefix("[CLS]").partition("[SEP]")[0] in "".join(TEXTS) or "[SEP]" in text
     assert train(tiny, folder, resume=True, progress=False) == report
     history = _history(folder)
     assert [entry["step"] for entry in history if "validation_masked_loss" in entry] == [10, 20, 30]

@@ -40,6 +40,7 @@ def test_the_report_is_what_evaluate_says_of_the_same_part(finished):
     assert asked.bytes_scored == report.validation_bytes == 500
     assert asked.baselines == report.baselines
     assert asked.scores[0].bits_per_byte == report.validation_bits_per_byte
+    assert str(report).splitlines()[-1] == f"saved in {folder}"
     (note,) = [note for note in report.notes if "report_bytes" in note]
     whole = len(load_corpus(json.loads((folder / "run.json").read_text())["config"]["data"]).validation)
     assert note == (

@@ -1,5 +1,7 @@
 """The whole road of a sound: recordings are trained on, scored beside simple means, and heard again as files."""
 
+import base64
+import io
 import json
 
 import numpy as np
@@ -10,6 +12,7 @@ from sound_files import encoded, malformed, tone, write_folder
 from asterism.cli.main import main
 from asterism.training.data.audio import Audio
 from asterism.training.data.audio.baselines import flac_bits, order2_bits
+from asterism.training.data.audio.mulaw import decode
 
 pytestmark = pytest.mark.model
 
@@ -45,6 +48,18 @@ def run(folder, tmp_path_factory):
     words = ["--data", str(folder), "--modality", "audio(rate=8000, classes=2)", "--folder", str(run)]
     assert main(["train", *words, *SETTINGS]) == 0
     return run
+
+
+def test_the_end_of_a_run_keeps_a_sound_and_its_picture(run, folder):
+    (sample,) = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert sample["step"] == 40 and sample["shown"] == ["original", "each value from those before", "continued"]
+    assert base64.b64decode(sample["picture"].partition(",")[2]).startswith(b"\x89PNG")
+    heard, rate = soundfile.read(io.BytesIO(base64.b64decode(sample["sound"].partition(",")[2])))
+    pieces = Audio(8000).splits(str(folder)).pieces("validation")
+    original = decode(pieces.read(0, CONTEXT))
+    assert (rate, len(heard), sample["heard"]) == (8000, CONTEXT, "continued")
+    np.testing.assert_allclose(heard[: CONTEXT // 2], original[: CONTEXT // 2], atol=1e-4)
+    assert not np.allclose(heard[CONTEXT // 2 :], original[CONTEXT // 2 :], atol=1e-4)
 
 
 def test_recordings_are_learned_and_scored_beside_simple_means(run, folder, capsys):

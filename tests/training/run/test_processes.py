@@ -52,8 +52,8 @@ def alone(tmp_path_factory):
 def assert_same_run(found, alone, out):
     assert_same_curve(found, alone / "run")
     assert out.count("validation:") == 1
-    of_one = {path.name for path in (alone / "run").iterdir()}
-    assert {path.name for path in found.iterdir()} == of_one - {"samples.jsonl"}  # which one process alone writes
+    assert {path.name for path in found.iterdir()} == {path.name for path in (alone / "run").iterdir()}
+    assert (found / "samples.jsonl").read_text() == (alone / "run" / "samples.jsonl").read_text()
 
 
 def test_two_processes_of_accelerate_have_the_curve_of_one(alone, tmp_path):

@@ -29,8 +29,10 @@ from asterism.models.drop_in.native import (
     require_local,
     with_native,
 )
+from asterism.models.drop_in.own_configuration import own_configuration
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
+from asterism.models.drop_in.trees import check_tree_pattern
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,6 +65,7 @@ def use_pattern(
     else "native". None removes the pattern, as `drop_pattern` does.
 
     - The weights do not change, only the mask: the pattern decides who reads whom, in every layer.
+    - The model gets a copy of its configuration. Other models of the same configuration object do not change.
     - Layers with their own window (Mistral; five of six layers of Gemma 3) need `native_window`, or the first call
       raises ConfigurationError. With "intersect" a query reads where both the pattern and the window allow: layers
       trained on short distances keep them, and `causal()` (`dense()` for encoders) changes nothing. With "replace" the
@@ -84,6 +87,8 @@ def use_pattern(
     - Attention dropout in training follows the configuration. Every layer draws a seed from torch's generator, like
       every other dropout of the model, so torch.manual_seed, gradient checkpointing and a resumed Trainer drop the same
       pairs.
+    - A tree (`packed.pattern()` of `tree_of`) needs position_ids=packed.position_ids and use_cache=False. A model's own
+      windows then count along the paths: `packed.pattern("native")`.
     - Within `sequence_parallel` the model takes one shard from asterism.parallel.shard, without a cache; positions and
       the loss of tokens are those of the whole sequence.
     - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache by itself.
@@ -97,6 +102,7 @@ def use_pattern(
         return drop_pattern(model)
     base = _base(model)
     modules = find_attention(base)
+    own_configuration(model, base)
     before = dict(vars(base.config))
     try:
         _write(base, modules, pattern, native_window)
@@ -120,6 +126,7 @@ def restore_pattern(model: PreTrainedModel) -> None:
 def drop_pattern(model: Model) -> Model:
     """Undo `use_pattern`: attention is dense again, by transformers' default implementation. Returns the model."""
     base = _base(model)
+    own_configuration(model, base)
     base.config.asterism_pattern = None
     base.set_attn_implementation(base.get_correct_attn_implementation(None, is_init_check=True))
     return model
@@ -175,7 +182,9 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     for rule in read_patterns(config.asterism_pattern, len(modules)):
         rule.check_heads(config.num_attention_heads)
         require_self_attention(rule, type(model).__name__)
-        if is_causal(model, modules):
+        hides_future = is_causal(model, modules)
+        check_tree_pattern(rule, hides_future, read_native_window(config) == "intersect")
+        if hides_future:
             require_causal(rule)
     if read_native_window(config) == INCLUDED and (texts := vars(config).get(OWN_FIELD)) is not None:
         check_unchanged(texts, patterns_of(native_locals(model, modules), is_causal(model, modules)))

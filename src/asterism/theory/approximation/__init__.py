@@ -1,4 +1,4 @@
-"""What sparse transformers can approximate, as constructions that run, and what sparsity costs them."""
+"""Constructions that show which functions sparse transformers approximate, and the cost of sparsity."""
 
 from typing import TYPE_CHECKING
 

@@ -59,7 +59,7 @@ Function = Callable[[Floats], Floats]
 SAMPLES = 2**14
 
 _ATTENTION_BYTES, _FEED_FORWARD_BYTES, _CODE_BYTES = 21_000, 12_000, 400
-"""What a module of each kind and an exact code take beside the parameters: Python objects, measured."""
+"""Bytes of Python objects, measured: those of a module of each kind without its parameters, and of an exact code."""
 
 _CHUNK = 2**12
 
@@ -104,7 +104,7 @@ def distance(
 
 @dataclass(frozen=True)
 class Price:
-    """What the torch model consists of, known before anything is built.
+    """The size of the torch model, known before anything is built.
 
     The grid has `inputs` inputs and n times as many `codes`, a feed-forward layer each. Of the attention layers, `idle`
     only wait for their pattern's turn. `width` counts the hidden units of a feed-forward layer. `memory` is about how
@@ -128,7 +128,7 @@ class Price:
 class Approximation:
     """An approximation of `function`. `positions` are the places of its tokens among the mapping's positions.
 
-    `price` says what the torch model consists of, and `patterns` what its attention layers cycle through.
+    `price` is the size of the torch model. Its attention layers cycle through `patterns`.
     """
 
     function: Function
@@ -150,7 +150,7 @@ class Approximation:
         return list(self.mapping.tokens)
 
     def quantised(self, inputs: Floats) -> Floats:
-        """Step 1 alone: the function in the middle of the cell, float64 [B, n, d] -> [B, n, outputs]."""
+        """Step 1 alone: the function's value in the middle of the cell, float64 [B, n, d] -> [B, n, outputs]."""
         return self._values(_cells(inputs, self.steps))
 
     def exact(self, inputs: Floats) -> Floats:
@@ -176,7 +176,7 @@ class Approximation:
         return self.mapping.codes(_cells(_checked_inputs(inputs, self), self.steps)) // 2
 
     def model(self, temperature: float = TEMPERATURE) -> Approximator:
-        """The torch model. Raises ConfigurationError where float64 cannot hold its numbers."""
+        """Build the torch model. Raises ConfigurationError if float64 cannot hold its numbers."""
         corners = _corners(self.steps, self.n, self.mapping.d)
         self._check_range(trace_largest(self.mapping, corners)[1])  # before the whole grid is looked at
         table, largest = self._enumerated
@@ -248,8 +248,8 @@ def approximate(
     delta         the step of the grid itself, 1 over a whole number, such as "1/4"
     memory        bytes that table and model may take, by default what the machine has left
 
-    Raises ConfigurationError when that is not enough, said before anything is built, and for arguments or a function
-    that do not fit; PatternError for a pattern that is not certified and a delta that makes no grid.
+    Raises ConfigurationError if the memory does not suffice, before anything is built, and for arguments or a function
+    that do not fit. Raises PatternError for a pattern that is not certified and a delta that makes no grid.
     """
     if (epsilon is None) == (delta is None):
         raise ConfigurationError("missing-argument", "approximate needs either epsilon or delta")

@@ -118,7 +118,7 @@ class Collision:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """What enumerating a grid showed: how many inputs and codes, and a collision if there is one."""
+    """The result of enumerating a grid: the numbers of inputs and codes, and a collision if there is one."""
 
     inputs: int
     codes: int
@@ -180,8 +180,8 @@ class ContextualMapping:
     def check(self, positions: Sequence[int] | None = None, delta: Fraction | str | float | None = None) -> Enumeration:
         """Enumerate the grid and compare all codes at `positions` (by default those of the input).
 
-        A finer `delta` than the construction's asks it to tell apart more inputs than it was built for. Raises
-        PatternError when there are more than MOST_CODES codes, or delta does not divide the construction's.
+        With a finer `delta` than the construction's, it has to distinguish more inputs than it was built for. Raises
+        PatternError for more than MOST_CODES codes, or if delta does not divide the construction's.
         """
         step = self.delta if delta is None else read_delta(delta)
         _finer(self.delta, step)

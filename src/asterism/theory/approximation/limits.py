@@ -41,7 +41,8 @@ Solver = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def furthest(vectors: Numbers) -> tuple[Integers, Booleans]:
-    """By comparing all distances: the furthest vector of each, and whether it is the only one.
+    """Compare all distances and return the index of each vector's furthest one, and whether it is the only furthest
+    one.
 
     Numbers [..., n, d] -> int64 and bool [..., n]. Of several furthest vectors the first is named.
     """
@@ -173,11 +174,11 @@ def _binary(vectors: Integers) -> Integers:
 
 
 def interactions(pattern: Pattern | Schedule | str, n: int, layers: int) -> tuple[float, ...]:
-    """The share of the n x n pairs (token, token) that can interact at all after 1, 2, ..., `layers` layers.
+    """The share of the n x n pairs (token, token) that can interact after 1, 2, ..., `layers` layers.
 
-    The first can depend on the second: a path of edges joins them, one edge a layer, or none where the residual stream
-    carries a token on. Heads with patterns of their own count together. A token whose furthest vector is not among
-    these can only guess. Raises ConfigurationError for no layers.
+    In such a pair, the first token can depend on the second: a path joins them, with at most one edge per layer,
+    because the residual stream may carry a token unchanged. The patterns of all heads count together. A token that
+    cannot interact with its furthest vector can only guess. Raises ConfigurationError if `layers` is less than 1.
     """
     if layers < 1:
         raise ConfigurationError("layers-range", f"layers must be at least 1, got {layers}")

@@ -1,7 +1,7 @@
-"""The independent checker of a certificate: it asks the patterns pair by pair, and knows no graph, plan or search.
+"""The independent checker of a certificate: it queries the patterns pair by pair, and uses no graph, plan or search.
 
-What it shares with the code that found a witness is the witness itself, plain data. A test of the
-architecture holds that it imports nothing else of the library but patterns and errors.
+It shares only the witness, plain data, with the code that found it. A test of the architecture ensures that it imports
+nothing of the library but patterns and errors.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from asterism.theory.certificates.universality import Certificate
 
 MOST_PAIRS = 2**27
-"""The most connections that a check holds at once."""
+"""The most connections that a check holds in memory at once."""
 
 _ASKED = 2**22
-"""Pairs asked at a time."""
+"""Pairs queried at a time."""
 
 _WORK = 2**31
-"""Additions spent on following keys through the layers; fewer keys than n are followed when all would take more."""
+"""Limit of the additions that follow keys through the layers. If all n keys would take more, fewer are followed."""
 
 
 _SMALL = 256
@@ -32,7 +32,9 @@ _SMALL = 256
 
 
 def check(certificate: "Certificate") -> list[str]:
-    """What was verified, one line each. Raises CertificateError at the first witness that does not hold."""
+    """Check every witness; returns one line for each verified claim. Raises CertificateError at the first that
+    fails.
+    """
     if sum(certificate.connections) > MOST_PAIRS:
         raise PatternError(
             "too-many-pairs",
@@ -56,7 +58,7 @@ def require(holds: object, claim: str) -> None:
 
 
 def _matrix(pattern: Pattern, n: int) -> Any:
-    """What some head allows, as a sparse float32 matrix [n, n], found by asking for every pair in blocks of rows."""
+    """The pairs that some head allows, as a sparse float32 matrix [n, n]. Every pair is queried, in blocks of rows."""
     from scipy.sparse import csr_array
 
     blocks = [_allowed_rows(pattern, n, rows) for rows in _row_blocks(n)]
@@ -205,7 +207,7 @@ def _repeat(matrices: list[Any]) -> bool:
 
 
 def _follow(matrices: list[Any], keys: np.ndarray, layers: int) -> np.ndarray:
-    """Which tokens depend on each of the keys after so many layers, bool [n, keys]."""
+    """Whether each token depends on each of the keys after `layers` layers, bool [n, keys]."""
     state = np.zeros((matrices[0].shape[0], len(keys)), np.float32)
     state[keys, np.arange(len(keys))] = 1
     for number in range(layers):

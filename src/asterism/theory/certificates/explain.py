@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from asterism.theory.certificates.universality import Certificate
 
 _SHOWN = 4
-"""The most patterns and heads of which the text says why they contain no star."""
+"""The most patterns and heads for which the text explains why they contain no star."""
 
 _WORDS = {True: "yes", False: "no", None: "not decided"}
 
@@ -43,9 +43,9 @@ def explain(certificate: "Certificate") -> str:
 
 
 def summary(certificate: "Certificate") -> dict[str, object]:
-    """Answers, witnesses, counterexamples and figures; None stands for not decided and for what does not exist.
+    """Answers, witnesses, counterexamples and figures. None means undecided, or that no such thing exists.
 
-    Everything is counted from 0, patterns of the cycle too. Sets of tokens are lists of them.
+    Everything is counted from 0, also the patterns of the cycle. Sets of tokens are lists.
     """
     path, reach, hub = certificate.path, certificate.reach, certificate.hub
     return {

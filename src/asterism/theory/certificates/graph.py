@@ -1,8 +1,8 @@
 """A pattern at one length as a directed graph: an edge q -> k for every key k that query q may read.
 
-The graph is read off the compiled plan, so it holds exactly the pairs that a kernel computes, and is kept as runs of
-consecutive keys, per query: a row of `dense`, `causal` or `window` is one run. No n x n array is ever built; memory
-grows with the runs.
+The graph is read from the compiled plan, so it holds exactly the pairs that a kernel computes. For each query it keeps
+runs of consecutive keys: a row of `dense`, `causal` or `window` is one run. No n x n array is built; memory grows with
+the number of runs.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,9 @@ class Graph:
 
     @classmethod
     def of_pairs(cls, n: int, queries: Integers, keys: Integers) -> "Graph":
-        """The graph of a list of pairs, int64 [pairs] each, in any order; repeated pairs count once."""
+        """The graph of a list of pairs, in any order. `queries` and `keys` are int64 [pairs]; repeated pairs count
+        once.
+        """
         return cls.of_runs(n, queries, keys, keys + 1)
 
     @classmethod
@@ -61,13 +63,13 @@ class Graph:
 
     @cached_property
     def out_degrees(self) -> Integers:
-        """How many keys each query reads, itself included, int64 [n]."""
+        """The number of keys that each query reads, itself included, int64 [n]."""
         query, start, stop = self.runs
         return np.bincount(query, stop - start, self.n).astype(np.int64)
 
     @cached_property
     def in_degrees(self) -> Integers:
-        """How many queries read each key, itself included, int64 [n]."""
+        """The number of queries that read each key, itself included, int64 [n]."""
         _, start, stop = self.runs
         changes = np.bincount(start, minlength=self.n + 1) - np.bincount(stop, minlength=self.n + 1)
         return np.cumsum(changes)[: self.n]
@@ -176,8 +178,8 @@ class Graph:
 def read_graph(pattern: Pattern, n: int, head: int = 0) -> Graph:
     """The graph of one head of a pattern at length n.
 
-    Raises PatternError when the pattern does not cover n tokens or goes across from another sequence, or allows more
-    scattered pairs than can be held.
+    Raises PatternError if the pattern does not cover n tokens, has queries of another sequence, or allows more
+    scattered pairs than fit into memory.
     """
     require_self_attention(pattern, "a certificate, which is about a graph of tokens")
     plan = compile_pattern(pattern, n)

@@ -1,9 +1,9 @@
 """A Hamiltonian path through a pattern's graph: an order of all tokens in which each reads the one before it.
 
-Condition 2 of Assumption 1 in Yun 2020: a permutation gamma with gamma(i) among the keys of gamma(i + 1). To decide
-whether there is one is NP-complete, so three answers are possible: a path, a proof that there is none, or None with
-what was tried. Closed forms find the paths of the published patterns; up to EXACT tokens all sets of tokens are
-searched; above, obstructions are looked for and then a path, with a bounded effort.
+Condition 2 of Assumption 1 in Yun 2020: a permutation gamma with gamma(i) among the keys of gamma(i + 1). The decision
+is NP-complete, so there are three possible answers: a path, a proof that no path exists, or None with a list of the
+attempts. Closed forms find the paths of the published patterns. Up to EXACT tokens, all sets of tokens are searched.
+Above, the code looks for obstructions and then for a path, with bounded effort.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,16 +25,16 @@ from asterism.theory.certificates.witnesses import (
 )
 
 EXACT = 20
-"""The most tokens for which every set of tokens is looked at: 2^20 sets of 4 bytes."""
+"""The most tokens for which every set of tokens is searched: 2^20 sets of 4 bytes."""
 
 RESTARTS = 4
-"""How many matchings a bounded search starts from."""
+"""The number of matchings from which a bounded search starts."""
 
 STEPS = 2
 """How many steps per token the end of a path takes from each matching."""
 
 ROTATIONS = 64
-"""How many rotations per token are tried."""
+"""The number of rotations tried for each token."""
 
 WORK = 2**27
 """About how many numbers each bounded search looks at before it gives up: a second or two."""
@@ -47,7 +47,7 @@ _SEARCHED_EDGES = 2**24
 
 
 def find_path(graph: Graph, seed: int = 0) -> PathSearch:
-    """Search a Hamiltonian path; `seed` drives the bounded searches, whose effort does not depend on the clock."""
+    """Search for a Hamiltonian path. `seed` drives the bounded searches, whose effort does not depend on the clock."""
     tried: list[str] = []
     path: Integers | None
     for name, path in _closed_forms(graph):
@@ -121,7 +121,7 @@ def _pieces_joined_by_hubs(graph: Graph) -> Integers | None:
 
 
 def exact_path(graph: Graph) -> Integers | None:
-    """A Hamiltonian path, or None when there is none (Held and Karp 1962, over all sets of tokens).
+    """A Hamiltonian path, int64 [n], or None if none exists (Held and Karp 1962, over all sets of tokens).
 
     ends[S] has bit v when some path visits the set S and ends at v. Raises PatternError above EXACT tokens.
     """

@@ -109,7 +109,7 @@ def full_row(keys: int) -> Bits:
 
 
 def find_reach(graphs: Sequence[Graph]) -> Reach:
-    """Exact layers to full reach of a cycle of patterns, or the proof that there are none.
+    """The exact number of layers to full reach of a cycle of patterns, or a proof that no number suffices.
 
     Always decided when every token reads itself in every pattern, as reach then only grows. Otherwise layers are
     followed until they repeat, and no decision comes when that takes more than `_PATIENCE * n` cycles, or when n is

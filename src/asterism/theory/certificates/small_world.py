@@ -1,4 +1,4 @@
-"""How far apart and how clustered the tokens of a graph are, beside a random graph and a ring of equal degree.
+"""Measure path lengths and clustering of a graph, compared with a random graph and a ring lattice of equal degree.
 
 The argument of Zaheer 2020, section 2, for random keys beside a window: a random graph has short paths and a large
 spectral gap, so that information mixes in few layers; a ring lattice is clustered, as language is; a small world
@@ -43,7 +43,7 @@ class SmallWorld:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A pattern beside a random graph and a ring lattice with as many edges."""
+    """The figures of a pattern, and those of a random graph and a ring lattice with as many edges."""
 
     pattern: SmallWorld
     random: SmallWorld
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def compare(graph: Graph, seed: int = 0) -> Comparison:
-    """The figures of a graph and of its two relatives; `seed` draws the random graph and the tokens looked at."""
+    """Measure a graph and its two relatives. `seed` draws the random graph and the sampled tokens."""
     graph = graph.undirected
     edges = graph.edges // 2
     graphs = (graph, random_graph(graph.n, edges, seed), ring(graph.n, edges))
@@ -67,7 +67,9 @@ def _sample_size(graph: Graph) -> int:
 
 
 def measure(graph: Graph, seed: int = 0, count: int = SAMPLE) -> SmallWorld:
-    """The figures of an undirected graph; `count` tokens are looked at, all of up to twice SAMPLE."""
+    """Measure an undirected graph on `count` sampled tokens, or on all tokens of a graph of at most twice SAMPLE
+    tokens.
+    """
     n = graph.n
     sample = np.arange(n) if n <= 2 * SAMPLE else np.sort(_generator(seed, n).choice(n, count, replace=False))
     path_length, connected = _path_length(graph, sample)

@@ -29,12 +29,12 @@ from asterism.theory.certificates.small_world import Comparison, compare
 from asterism.theory.certificates.witnesses import Hub, MissingLoop, NoHub, PathSearch, Reach
 
 MOST_TOKENS = 2**16
-"""The longest sequence certified: reach looks at all n^2 pairs, 2^32 of them here."""
+"""The longest sequence that can be certified. Reach looks at all n^2 pairs, which are 2^32 at this length."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """What was decided about a schedule at length n. `check()` tests every witness against the rule itself."""
+    """The decisions about a schedule at length n. `check()` tests every witness against the rule itself."""
 
     schedule: Schedule
     n: int
@@ -64,14 +64,14 @@ class Certificate:
 
     @property
     def hamiltonian_path(self) -> bool | None:
-        """Condition 2: the union has a Hamiltonian path; None when that was not decided."""
+        """Condition 2: the union has a Hamiltonian path; None if undecided."""
         if self.path.path is not None:
             return True
         return False if self.path.obstruction is not None else None
 
     @property
     def full_reach(self) -> bool | None:
-        """Condition 3: some number of layers connects every token with every token; None when not decided."""
+        """Condition 3: some number of layers connects every token with every token; None if undecided."""
         return self.reach.hops is not None if self.reach.decided else None
 
     @property
@@ -86,11 +86,12 @@ class Certificate:
 
     @cached_property
     def small_world(self) -> Comparison:
-        """Path length, clustering and spectral gap of the union, beside a random graph and a ring of equal degree."""
+        """Path length, clustering and spectral gap of the union, and of a random graph and a ring of equal degree."""
         return compare(reduce(or_, self.graphs))
 
     def check(self) -> list[str]:
-        """Test every witness by asking the patterns pair by pair, without graphs or plans; what was verified.
+        """Test every witness by querying the patterns pair by pair, without graphs or plans. Returns the verified
+        claims.
 
         Raises CertificateError when a witness does not hold.
         """
@@ -114,10 +115,10 @@ class Certificate:
 def certify(pattern: Pattern | Schedule | str, n: int) -> Certificate:
     """Decide which universality theorems hold for a pattern, a schedule, or the text of one, at length n.
 
-    Stars, self loops and reach are decided exactly (reach of patterns without self loops: see `find_reach`); for the
-    Hamiltonian path there is the third answer, see `find_path`. Memory grows with the runs of keys that queries read,
-    not with n^2; time with n^2 / 64 per layer. Raises PatternError for n < 1 and n > MOST_TOKENS, and where the
-    pattern cannot be compiled at that length.
+    Stars, self loops and reach are decided exactly (for patterns without self loops, see `find_reach`). The Hamiltonian
+    path may remain undecided (see `find_path`). Memory grows with the runs of keys that queries read, not with n^2.
+    Time grows with n^2 / 64 per layer. Raises PatternError for n < 1 and n > MOST_TOKENS, and for a pattern that cannot
+    be compiled at that length.
     """
     schedule = as_schedule(pattern)
     if not 1 <= n <= MOST_TOKENS:

@@ -1,4 +1,4 @@
-"""What a certificate shows: witnesses that a condition holds, and counterexamples where it fails.
+"""The evidence of a certificate: witnesses that a condition holds, and counterexamples if it fails.
 
 Plain data, shared by the search that finds them and the checker that tests them. Neither imports the other, so this
 file imports no graph, no plan and no pattern.
@@ -159,5 +159,5 @@ class Reach:
 
     @property
     def layers(self) -> int:
-        """How many layers were looked at."""
+        """The number of layers that were followed."""
         return len(self.fractions)

@@ -1,4 +1,4 @@
-"""What the full and the sparse construction share: configurations as vectors, and a machine's table as hidden units.
+"""The parts shared by the full and the sparse construction: configurations as vectors, and a machine's table as units.
 
 A vector consists of groups. A group of states or symbols is one-hot: slot "q1:right" is 1 where group q1 holds the
 state "right". The other slots hold numbers.

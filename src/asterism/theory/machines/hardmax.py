@@ -146,7 +146,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Token:
-    """What the decoder did with one token; tokens and places in the word are counted from 0.
+    """The decoder's work on one token; tokens and positions in the word are counted from 0.
 
     last       the last layer's vector                         following  the next token's vector
     reads      the tokens whose values the last layer with self-attention read, that is those of the greatest score

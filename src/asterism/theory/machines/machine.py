@@ -30,7 +30,7 @@ _SUFFIX = ".tm"
 
 
 class Transition(NamedTuple):
-    """What a step does: the next state, the symbol written, and the move of the head (-1, 0 or 1)."""
+    """One step: the next state, the symbol written, and the move of the head (-1, 0 or 1)."""
 
     state: str
     symbol: str
@@ -99,7 +99,7 @@ class TuringMachine:
 
     @staticmethod
     def load(name: str | Path) -> "TuringMachine":
-        """The sample of this name, or the machine in the file at this path. Raises MachineError when there is none."""
+        """The sample of this name, or the machine in the file at this path. Raises MachineError if neither exists."""
         if str(name) in sample_names():
             resource = files(__package__) / "samples" / f"{name}{_SUFFIX}"
             return TuringMachine.parse(resource.read_text(encoding="utf-8"), str(name))
@@ -126,7 +126,7 @@ class TuringMachine:
         return Configuration(self.start, 0, tape)
 
     def step(self, now: Configuration) -> Configuration | None:
-        """The next configuration, or None when the machine halts in this one. Raises MachineError at the tape's end."""
+        """The next configuration, or None if the machine halts in this one. Raises MachineError at the tape's end."""
         symbol = now.tape.get(now.head, self.blank)
         transition = self.transitions.get((now.state, symbol))
         if transition is None:
@@ -144,7 +144,7 @@ class TuringMachine:
         return Configuration(transition.state, head, tape)
 
     def run(self, word: Iterable[str]) -> Iterator[Configuration]:
-        """The configurations from the first on; endless if the machine does not halt."""
+        """The configurations, beginning with the first; endless if the machine does not halt."""
         now: Configuration | None = self.begin(word)
         while now is not None:
             yield now

@@ -32,7 +32,9 @@ RETURN = " return"
 
 @dataclass(frozen=True)
 class NormalForm:
-    """`machine` is in normal form and does what `original` does. Raises MachineError when it is not in normal form."""
+    """`machine` is in normal form and computes the same as `original`. Raises MachineError if it is not in normal
+    form.
+    """
 
     original: TuringMachine
     machine: TuringMachine
@@ -142,7 +144,7 @@ def _pair(own: str, other: str, half: str, blank: str) -> str:
 
 
 def _violations(machine: TuringMachine) -> Iterator[str]:
-    """What keeps a machine from the normal form that `normalise` makes."""
+    """The reasons why a machine is not in the normal form that `normalise` makes."""
     for state in machine.states:
         for symbol in machine.symbols:
             if state not in machine.halting and (state, symbol) not in machine.transitions:

@@ -1,4 +1,4 @@
-"""A Turing machine run by a transformer, token by token, beside the interpreter.
+"""Run a Turing machine by a transformer, token by token, and compare it with the interpreter.
 
 The machine is brought into normal form and compiled to the full or the sparse construction. After each of its steps
 the configuration is read from the transformer's vectors: state, symbol under the head and cell of the head are what the
@@ -66,12 +66,12 @@ class Simulation:
 
     @property
     def final(self) -> Configuration:
-        """The last configuration, in the machine's own terms."""
+        """The last configuration, of the machine as it was given."""
         return [step for step in self.steps if step.exact or step is self.steps[-1]][-1].view
 
     @property
     def halted(self) -> bool:
-        """Whether the machine came to its end within the steps allowed."""
+        """Whether the machine halted within the allowed steps."""
         return self.steps[-1].configuration.state in self.run.normal.machine.halting
 
     @property
@@ -113,7 +113,7 @@ def simulate(
 def prepare(
     machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str = "exact"
 ) -> "MachineRun":
-    """The run of `simulate`, whose steps are computed as they are asked for. Raises MachineError as `simulate` does."""
+    """The run of `simulate`, with steps that are computed on demand. Raises MachineError as `simulate` does."""
     for asked, choices, what in ((attention, CONSTRUCTIONS, "attention"), (arithmetic, ARITHMETICS, "arithmetic")):
         if asked not in choices:
             raise MachineError(
@@ -125,11 +125,10 @@ def prepare(
 
 
 class MachineRun:
-    """The steps of a construction on a word, each computed when it is asked for, and checked.
+    """The steps of a construction on a word, each computed on demand and checked.
 
-    Counted so far: decoder `tokens`, `products` of queries and keys, and `degree`, the most tokens that a token could
-    read. Iterating raises Disagreement
-    where the transformer is wrong, and MachineError where the machine moves off a one-way tape.
+    It counts decoder `tokens`, `products` of queries and keys, and `degree`, the most tokens that a token could read.
+    Iterating raises Disagreement if the transformer is wrong, and MachineError if the machine moves off a one-way tape.
     """
 
     def __init__(self, construction: Construction, normal: NormalForm, word: str) -> None:

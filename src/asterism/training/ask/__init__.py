@@ -1,1 +1,1 @@
-"""What is asked of a run: predictions, samples, and, before it begins, an estimate."""
+"""Questions to a run: predictions, samples, and an estimate before it begins."""

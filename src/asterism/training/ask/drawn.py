@@ -1,7 +1,8 @@
-"""Sequences that were drawn for files that are not written yet, so that a stop loses one batch of them at most.
+"""Store drawn sequences until their files are written, so that a stop loses at most one batch.
 
-They lie beside the output, in FILE.resume: one line of JSON that says what decides them, then batch after batch, uint8,
-each behind its SHA-256. Who goes on compares the line; what was cut off, or is not what its sum says, is drawn again.
+They are stored next to the output in FILE.resume. Its first line is JSON with everything that decides the sequences.
+Then follow the batches, uint8, each after its SHA-256. A resumed run compares the line. Batches that were cut off or do
+not match their sum are drawn again.
 """
 
 import hashlib
@@ -21,10 +22,10 @@ _SUM = hashlib.sha256().digest_size
 
 
 class Drawn:
-    """The batches of one output. Where `resume`, those that are there come first; nothing is written before `add`.
+    """The batches of one output. With `resume`, stored batches come first. Nothing is written before `add`.
 
-    `settings` decide what is drawn. Raises CheckpointError for an output that was begun, unless it is gone on with, and
-    for one that was begun with others, or is being written by another process.
+    `settings` decide what is drawn. Raises CheckpointError for an output that was begun, unless it is resumed, that was
+    begun with other settings, or that another process is writing.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
@@ -53,7 +54,7 @@ class Drawn:
         compare_settings(self.output, self.path, recorded, self.settings)
 
     def batch(self, rows: int, length: int) -> np.ndarray | None:
-        """The next batch, uint8 [rows, length], if it was drawn before; else it is to be drawn, and given to `add`."""
+        """The next stored batch, uint8 [rows, length], or None if it has to be drawn and passed to `add`."""
         if self.file is None:
             return None
         at = self.file.tell()
@@ -64,7 +65,7 @@ class Drawn:
         return None
 
     def add(self, batch: np.ndarray) -> None:
-        """Keep a batch that was drawn, uint8 [sequences, values], behind those before it."""
+        """Append a drawn batch, uint8 [sequences, values], to the stored ones."""
         values = batch.tobytes()
         with writing(self.path):
             self.file = self.file or self._begin()
@@ -83,7 +84,7 @@ class Drawn:
         return file
 
     def remove(self) -> None:
-        """The output is written."""
+        """Remove the file, because the output is written."""
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:

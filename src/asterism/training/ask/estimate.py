@@ -1,6 +1,6 @@
-"""What a run will cost, without weights and without training: parameters, FLOPs, memory.
+"""Estimate the cost of a run, without weights and without training: parameters, FLOPs and memory.
 
-Attention is counted by the plans of its patterns; all else is what `footprint.py` finds out without data.
+Attention is counted from the plans of its patterns. Everything else comes from `footprint.py`, which needs no data.
 """
 
 from collections import Counter
@@ -23,15 +23,15 @@ from asterism.training.settings.registry import OBJECTIVES
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Costs of a run. A step is one step of the optimiser, forward and backward; `unit` says what its tokens are.
+    """The cost of a run. A step is one step of the optimiser, forward and backward. `unit` names its tokens.
 
-    `mixing_flops_per_step` is the part of `flops_per_step` in which tokens read one another: attention, whose pattern
-    decides, pairs that it does not allow not counted; persistent vectors; and Fourier transforms, 2.5 n log2 n for n
-    real numbers as is usual. Adaptive spans count as if they had all grown to the largest. Memory is in bytes, on one
-    device: what is kept during a step, the compiled patterns (`plan_memory`) included. Buffers inside operations come
-    on top. `dtype` is what products and attention are computed in, on this machine where that is left open.
-    `seconds_per_step` is what the FLOPs take at the rate of matrix products of this machine's processor, which no step
-    exceeds; None where runs are trained on a GPU. `is_measured` is False where that rate is a guess from its class.
+    `mixing_flops_per_step` is the part of `flops_per_step` in which tokens read one another. It counts attention over
+    the allowed pairs, persistent vectors, and Fourier transforms (2.5 n log2 n for n real numbers, as usual). Adaptive
+    spans count as if all had grown to the largest. Memory is in bytes on one device: everything that is kept during a
+    step, including the compiled patterns (`plan_memory`), without buffers inside operations. `dtype` is the one of
+    products and attention; if the configuration leaves it open, the one that this machine chooses. `seconds_per_step`
+    is a lower bound: the time of the FLOPs at this machine's rate of matrix products. It is None if runs are trained on
+    a GPU. `is_measured` is False if the rate is a guess from the class of processor.
     """
 
     mixers: str | list[str]
@@ -58,7 +58,7 @@ class Estimate:
 
 
 def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
-    """The costs of a run; `own` is the newest checkpoint of one that goes on.
+    """Estimate the cost of a run. `own` is the newest checkpoint of a run that is resumed.
 
     Raises ConfigurationError or PatternError for a model that cannot be built.
     """
@@ -97,7 +97,7 @@ def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[
 
 
 def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig) -> tuple[int, int]:
-    """FLOPs of all mixing in a step, of both stacks where there are two, and bytes of all plans."""
+    """FLOPs of all mixing in a step, of both stacks if there are two, and bytes of all plans."""
     tokens = model.global_tokens + config.context
     readings: Counter[tuple[Mixer, int, int]] = Counter()
     readings.update({(mixer, tokens, tokens): layers for mixer, layers in model.mixer_counts().items()})

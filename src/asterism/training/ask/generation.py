@@ -3,8 +3,8 @@
     from asterism.training import generate_file
     generate_file("runs/cifar", "sheet.png", Wanted(complete=16))
 
-How values become a file is their modality's to say; which token stands before them, and how they are drawn, the
-objective's. The files are written when all is there; until then what was drawn is kept beside them (`drawn.py`).
+The modality decides how values become a file. The objective decides which token precedes them and how they are drawn.
+The files are written when all sequences are drawn. Until then, `drawn.py` stores the sequences next to them.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from asterism.training.settings.configuration import RunConfig
 from asterism.training.settings.sampling import Sampling
 
 AT_ONCE = 16
-"""How many sequences are drawn together: a constant, so that the seed alone decides what is drawn."""
+"""The number of sequences drawn together. It is a constant, so that the seed alone decides what is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationReport:
-    """What was made: the files, how many sequences, how many values were drawn for them, and how long that took.
+    """The result: the files, the number of sequences, the number of values drawn for them, and the time it took.
 
-    `unit` is what a value is; `values_before` of the values were drawn before a stop; `milliseconds_per_value` is the
-    time divided by the others, of up to AT_ONCE sequences together. `is_training_corpus`: whether completed pieces are
-    of the data of the run; None where none were.
+    `unit` names a value. `values_before` values were drawn before a stop. `milliseconds_per_value` divides the time by
+    the other values, of up to AT_ONCE sequences together. `is_training_corpus` says whether completed pieces are from
+    the run's data; it is None if no pieces were completed.
     """
 
     run: str
@@ -111,7 +111,7 @@ class GenerationReport:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """One sequence to draw: the values that are given, the class, how many values follow, and of what it is made."""
+    """One sequence to draw: the given values, the class, the number of values to add, and its origin."""
 
     given: np.ndarray
     label: int | None
@@ -128,14 +128,14 @@ def generate_file(
     resume: bool = False,
     progress: bool = True,
 ) -> GenerationReport:
-    """Draw sequences from a run, or the run in a folder, and write them as their modality does.
+    """Draw sequences from a run, or the run in a folder, and write them as files of their modality.
 
-    With `resume`, an output that was begun is gone on with: what was drawn before a stop is not drawn again, and the
-    files are, to the byte, what they would have been without it.
+    With `resume`, an unfinished output is continued. Sequences drawn before the stop are not drawn again, and the files
+    are identical, byte for byte, to those of an uninterrupted run.
 
-    Raises CheckpointError for an output that exists, cannot be written, or was begun, without `resume` or of another
-    run or other settings; ConfigurationError for settings that cannot
-    work and for a run that continues nothing, DataError for a prompt or pieces that cannot be read.
+    Raises CheckpointError for an output that exists, cannot be written, or was begun without `resume`, by another run,
+    or with other settings. Raises ConfigurationError for settings that cannot work and for a run that does not
+    generate, and DataError for a prompt or pieces that cannot be read.
     """
     how = how or Sampling()
     path = output_path(output)
@@ -179,7 +179,7 @@ def generate_file(
 
 
 def _require_new(path: Path) -> None:
-    """Raises CheckpointError for a name that something has, but for an empty file, and a folder that is not there."""
+    """Raise CheckpointError for a path that exists (except an empty file) or whose folder does not."""
     empty = path.is_file() and not path.is_symlink() and not path.stat().st_size
     if os.path.lexists(path) and not empty:
         raise CheckpointError("output-exists", f"output: {path} exists; choose another name")
@@ -206,7 +206,7 @@ class _Request:
         return self.config.reads()
 
     def jobs(self) -> tuple[list[_Job], bool | None]:
-        """The sequences to draw, `count` of each kind together; whether their originals are of the run's data."""
+        """The sequences to draw, `count` of each kind together, and whether their originals are from the run's data."""
         wanted, modality = self.wanted, self.modality
         if modality.sequence_length is not None and wanted.length is not None:
             raise ConfigurationError(
@@ -259,14 +259,14 @@ class _Request:
         return jobs, splits.sha256 == self.record["corpus"]["sha256"]
 
     def continued(self, original: np.ndarray, label: int | None, keep: float | None) -> _Job:
-        """A sequence that begins as another does; one that is not given whole is completed."""
+        """A sequence that begins like another one. If that one is not given whole, it is completed."""
         kept = self.modality.kept(len(original), keep)
         if kept == len(original):
             return _Job(original, label, self.length(kept))
         return _Job(original[:kept], label, self.wanted.length or len(original) - kept, original)
 
     def length(self, given: int) -> int:
-        """How many values are added to so many."""
+        """The number of values to add to the given ones."""
         if self.wanted.length is not None:
             return self.wanted.length
         length = (self.modality.sequence_length or self.config.context) - given
@@ -306,7 +306,7 @@ def _class(label: str, names: Sequence[str], classes: int) -> int:
 
 
 def _settings(run: Run, wanted: Wanted, jobs: Sequence[_Job], how: Sampling) -> dict[str, Any]:
-    """All that decides what is drawn, and how the files look."""
+    """Everything that decides what is drawn and how the files look."""
     given = hashlib.sha256()
     for job in jobs:
         for values in (job.given, job.given if job.original is None else job.original):
@@ -326,7 +326,7 @@ def _settings(run: Run, wanted: Wanted, jobs: Sequence[_Job], how: Sampling) -> 
 def _drawn(
     run: Run, modality: Modality, jobs: Sequence[_Job], how: Sampling, watch: "_Watch", kept: Drawn
 ) -> Iterator[np.ndarray]:
-    """The sequences, whole: those that are equally long are drawn together, unless they are kept."""
+    """The complete sequences. Those of equal length are drawn together, unless they are stored already."""
     for number, batch in enumerate(_batches(jobs)):
         values = kept.batch(len(batch), batch[0].length)
         if values is None:
@@ -341,7 +341,7 @@ def _drawn(
 def _values(
     run: Run, modality: Modality, batch: Sequence[_Job], number: int, how: Sampling, watch: "_Watch"
 ) -> np.ndarray:
-    """What follows in each of a batch: uint8 [sequences, values]."""
+    """The new values of each sequence of a batch: uint8 [sequences, values]."""
     starts = torch.tensor(np.stack([_start(modality, job) for job in batch]))
     watch.expect(len(batch))
     with isolated(derive(how.seed, number)):
@@ -357,24 +357,24 @@ def _batches(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
 
 
 def _start(modality: Modality, job: _Job) -> np.ndarray:
-    """What the model reads first: int64. A stream that is given goes on where it is; all else has a beginning."""
+    """The model's first input, int64. A given stream is continued; everything else starts at a beginning."""
     first = [] if modality.is_stream and len(job.given) else [0 if job.label is None else FIRST_CLASS + job.label]
     return np.concatenate([np.array(first, dtype=np.int64), job.given.astype(np.int64)])
 
 
 class _Watch(StoppingCriteria):
-    """Shows how far the drawing is; stops nothing."""
+    """Shows the progress of drawing. It never stops it."""
 
     def __init__(self, display: Display, values: int, unit: str) -> None:
         self.display, self.values, self.unit = display, values, unit
         self.rows, self.drawn, self.began = 0, 0, time.monotonic()
 
     def leave_out(self, values: int) -> None:
-        """So many values need not be drawn."""
+        """Note that this many values need not be drawn."""
         self.values -= values
 
     def expect(self, rows: int) -> None:
-        """So many sequences are drawn from now on."""
+        """Note that this many sequences are drawn from now on."""
         self.rows = rows
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
@@ -386,7 +386,7 @@ class _Watch(StoppingCriteria):
 
 @dataclass(frozen=True)
 class _DrawnSoFar:
-    """How far the drawing is: `drawn` of `values` in so many seconds."""
+    """The progress of drawing: `drawn` of `values` values, after `seconds` seconds."""
 
     drawn: int
     values: int
@@ -409,7 +409,7 @@ class _DrawnSoFar:
 def _written(
     modality: Modality, jobs: Sequence[_Job], drawn: Sequence[np.ndarray], count: int, path: Path
 ) -> list[Path]:
-    """What was drawn as files; completions beside what they were made of."""
+    """Write the sequences as files; completions stand next to their originals."""
     originals = [job.original for job in jobs[::count]]
     if any(original is None for original in originals):
         return modality.write(drawn, path)

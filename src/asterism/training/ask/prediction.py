@@ -1,11 +1,11 @@
-"""Asking a fine-tuned run: what its model says about examples, from Python or from file to file.
+"""Predict with a fine-tuned run, in Python or from file to file.
 
     from asterism.training import open_run, predict
     run = open_run("runs/reviews")
     for row in predict(run, [{"text": "a fine book"}]): ...
 
-Rows come back in order, as they were, with the prediction's fields behind, whose names begin with "predicted_". Labels
-that rows bring with them are passed through; they are looked at only if scores are asked for.
+Rows come back unchanged and in order, followed by the fields of the prediction, which begin with "predicted_". Labels
+of rows are passed through. They are read only to compute scores.
 """
 
 import json
@@ -29,9 +29,9 @@ from asterism.training.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionReport:
-    """What `predict_file` did: rows of the output, how many of them were there before, and seconds of this call.
+    """The result of `predict_file`: rows of the output, how many of them existed before, and the seconds of this call.
 
-    `scores` are those of all rows, None if they were not asked for; `output` is None for standard output.
+    `scores` are those of all rows, or None if not requested. `output` is None for standard output.
     """
 
     run: str
@@ -53,8 +53,8 @@ class PredictionReport:
 
 @dataclass(frozen=True)
 class _Moment:
-    """How far the predictions are: `rows` of them since the call began; `read` of `size` bytes of the input, of which
-    `read_before` were behind when it began.
+    """Progress: `rows` predictions since the call began, and `read` of `size` bytes of the input. `read_before` bytes
+    were finished before.
     """
 
     rows: int
@@ -86,14 +86,14 @@ def predict(
     batch_size: int | None = None,
     reader: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The same rows with what the model says about each, in order, as they are asked for.
+    """Yield the same rows with their predictions, in order and on demand.
 
-    `run` is a run, or the folder of one. `rows` are read as they are needed, some batches at a time; each has the
-    fields that the run's task reads: `text`, `tokens`, or `context` and `question`. `batch_size` examples are asked
-    together, by default as many as in training. `reader` says how long documents are read, by default as in training.
+    `run` is a run or its folder. `rows` are read on demand, some batches at a time. Each has the fields that the run's
+    task reads, such as `text`, `tokens`, or `context` and `question`. `batch_size` examples are computed together, by
+    default as many as in training. `reader` says how long documents are read, by default as in training.
 
-    Raises ConfigurationError for a run that cannot be asked, DataError at the first row that cannot be used, after the
-    predictions for those before it.
+    Raises ConfigurationError for a run that cannot predict. Raises DataError at the first row that cannot be used,
+    after the predictions for all rows before it.
     """
     return _predicted(_predictor(_opened(run), batch_size, reader), rows)
 
@@ -114,7 +114,7 @@ def _record(number: int, row: Any) -> Record:
 
 
 def _refuse_other_suffix(output: Path | None, kind: Format) -> None:
-    """Raises ConfigurationError for a name that promises CSV or JSONL where something else is written."""
+    """Raise ConfigurationError if the suffix of a name is that of CSV or JSONL but another format is written."""
     written, tables = kind.written_format, [FORMATS["csv"], FORMATS["jsonl"]]
     suffix = "" if output is None else output.suffix.lower()
     if suffix not in written.suffixes and any(suffix in one.suffixes for one in tables):
@@ -139,13 +139,13 @@ def predict_file(
 ) -> PredictionReport:
     """Write the records of a file ("-" is standard input) with predictions to another, or to standard output.
 
-    `format` is a name of `data.formats.FORMATS`; None goes by the suffix. `batch_size` and `reader` are by default
-    those of training. With `resume`, an output that was begun is
-    gone on with: the whole is, to the byte, what it would have been without a stop. With `score`, every record must
-    have its labels.
+    `format` is a name of `data.formats.FORMATS`; None means by the suffix. `batch_size` and `reader` are by default
+    those of training. With `resume`, an unfinished output is continued. The finished file is identical, byte for byte,
+    to that of an uninterrupted call. With `score`, every record must have its labels.
 
-    Raises CheckpointError for an output that exists, or is of another input, run or settings; DataError at the first
-    record that cannot be used, when those before it are written; ConfigurationError for a run that cannot be asked.
+    Raises CheckpointError for an output that exists, or that belongs to another input, run or settings. Raises
+    DataError at the first record that cannot be used, after those before it are written, and ConfigurationError for a
+    run that cannot predict.
     """
     path = None if output is None else output_path(output)
     if not resume:
@@ -191,7 +191,7 @@ def predict_file(
 
 
 class _Scoring:
-    """The answers to labelled examples, and the right ones."""
+    """Collects predictions for labelled examples, and the right answers."""
 
     def __init__(self, task: Task[Any]) -> None:
         task.kind.require_scorer()
@@ -205,23 +205,23 @@ class _Scoring:
         self.there.append(self.task.examples.gold(example))
 
     def add_written(self, kind: Format, written: Record, record: Record) -> None:
-        """One more, whose answer stands in a row that was written before."""
+        """Add one whose prediction stands in a row that was written before."""
         example = self.task.examples.example(record, labelled=True)
         (name,) = as_fields({self.task.answers.answer: None})
         self.add(example, kind.written_value(written, name, like=self.task.examples.gold(example)))
 
     def scores(self) -> dict[str, float]:
-        """The task's scores of all."""
+        """The task's scores over all of them."""
         return self.task.answers.score(self.predicted, self.there)
 
 
 def _catch_up(
     out: PredictionOutput, records: Iterator[Record], name: str, buffered: int, scoring: _Scoring | None
 ) -> list[Record]:
-    """Pass over the records that are written already.
+    """Skip the records that are written already.
 
-    Returns the last of them that are computed again, though not written, so that those they shared a buffer with are
-    what they would have been.
+    Returns the last of them. These are computed again but not written, because the records that share a buffer with
+    them depend on them.
     """
     again: list[Record] = []
     for written, record in out.matched(records, name):
@@ -244,7 +244,7 @@ def _predictor(run: Run, batch_size: int | None, reader: str | None) -> Predicto
 
 
 def _settings(run: Run, predictor: Predictor) -> dict[str, Any]:
-    """All that decides predictions beside the rows."""
+    """Everything that decides predictions besides the rows."""
     return {
         "model": run.folder.weights_digest(),
         "reader": predictor.task.rows.reader,

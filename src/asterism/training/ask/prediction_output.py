@@ -1,8 +1,8 @@
-"""Where predictions are written: standard output, or a file that can be gone on with after a kill.
+"""The output of predictions: standard output, or a file that can be continued after a kill.
 
-Beside a file that is not finished lies a record of what decides its contents, FILE.resume; it is removed when the file
-is whole. Lines are appended, so a kill leaves whole lines and perhaps a part of one. Who goes on compares the record,
-then every row that was written with the row of the input that it must have been made of.
+An unfinished file has a record of everything that decides its contents next to it, FILE.resume, which is removed when
+the file is whole. Lines are appended, so a kill leaves whole lines and perhaps a part of one. A resumed call compares
+the record, and then every written row with its row of the input.
 """
 
 import os
@@ -20,7 +20,7 @@ from asterism.training.data.records.record import STDIN, Record, Source
 
 
 def output_path(output: str | Path) -> Path:
-    """The path of an output. Raises ConfigurationError or CheckpointError for what is no name of a file."""
+    """The path of an output. Raises ConfigurationError or CheckpointError if it cannot be the name of a file."""
     path = Path(output)
     if str(output) == STDIN:
         raise ConfigurationError(
@@ -34,29 +34,29 @@ def output_path(output: str | Path) -> Path:
 
 
 def refuse_existing(path: Path | None) -> None:
-    """Raises CheckpointError if there is a file already, not an empty one, that a new output would replace."""
+    """Raise CheckpointError if a new output would replace an existing file that is not empty."""
     if path is not None and _is_kept(path) and path.exists() and (path.is_dir() or path.stat().st_size):
         remedy = "go on with it by --resume, or " if can_go_on(path) else ""
         raise CheckpointError("output-exists", f"output: {path} exists; {remedy}choose another name")
 
 
 def can_go_on(path: str | Path) -> bool:
-    """Whether an output was begun and is not finished."""
+    """Whether an output was begun but not finished."""
     return resume_file(Path(path)).exists()
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether a path is, or will be, a file of its own: /dev/null and pipes are written to as stdout is."""
+    """Whether a path is, or will be, a regular file. /dev/null and pipes are treated like stdout."""
     return path.is_file() or path.is_dir() or not path.exists()
 
 
 def resume_file(path: Path) -> Path:
-    """What lies beside an output that is not finished, and says what decides its contents."""
+    """The path of the record next to an unfinished output."""
     return path.with_name(f"{path.name}.resume")
 
 
 def compare_settings(path: Path, beside: Path, recorded: Any, settings: Mapping[str, Any]) -> None:
-    """Raises CheckpointError if the output `path` was begun with others than `settings`, as the file beside it says."""
+    """Raise CheckpointError if the output `path` was begun with other `settings`, according to its record."""
     if not isinstance(recorded, dict) or recorded.keys() != settings.keys():
         raise CheckpointError("damaged-output-settings", f"{beside} is damaged: it must hold {', '.join(settings)}")
     for name, value in settings.items():
@@ -67,7 +67,9 @@ def compare_settings(path: Path, beside: Path, recorded: Any, settings: Mapping[
 
 
 def locked_output(file: BinaryIO, path: Path) -> BinaryIO:
-    """Two that go on with one file would write its rows twice. Raises CheckpointError."""
+    """Lock an output within the body, because two writers would write its rows twice. Raises CheckpointError if it is
+    locked.
+    """
     try:
         lock(file)
     except BlockingIOError:
@@ -77,9 +79,9 @@ def locked_output(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 class PredictionOutput:
-    """Rows with predictions, written to a file that is new or gone on with; to stdout if `path` is None.
+    """Writes rows with predictions to a new or continued file, or to stdout if `path` is None.
 
-    `settings` decide the predictions. Nothing is written before the first row is there.
+    `settings` decide the predictions. Nothing is written before the first row.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any], format: Format) -> None:
@@ -93,10 +95,10 @@ class PredictionOutput:
         self.size = 0  # bytes of the rows that were there before
 
     def matched(self, records: Iterator[Record], name: str) -> Iterator[tuple[Record, Record]]:
-        """The rows of an output that is gone on with, each with the record of the input (called `name`) it is made of.
+        """The rows of a continued output, each with its record of the input (called `name`).
 
-        When all have come, writing goes on behind them. Raises CheckpointError if the file, or the record beside it, is
-        of another input, run or settings, or if it is not known of what.
+        After the last one, new rows are appended. Raises CheckpointError if the file or its record belongs to another
+        input, run or settings, or if the record is missing.
         """
         if self.path is None or self.resume_file is None:
             raise CheckpointError("resume-needs-output", "resume: only a file can be resumed; give --output")
@@ -143,13 +145,13 @@ class PredictionOutput:
         self.rows += 1
 
     def flush(self) -> None:
-        """Hand on what was written, so that a reader sees it and a kill does not lose it."""
+        """Flush the written rows, so that readers see them and a kill does not lose them."""
         if self.file is not None:
             with self._told():
                 self.file.flush()
 
     def finish(self) -> None:
-        """All rows are there: the file is whole on disk, and no record beside it says that more is to come."""
+        """Complete the file after the last row: it is whole on disk, and its record is removed."""
         self.flush()
         if self.resume_file is not None:
             if self.file is not None:
@@ -158,7 +160,7 @@ class PredictionOutput:
             self.resume_file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Hand on what was written, and release the file."""
+        """Flush the written rows, and release the file."""
         try:
             self.flush()
         finally:
@@ -167,7 +169,7 @@ class PredictionOutput:
                     self.file.close()
 
     def _told(self) -> AbstractContextManager[None]:
-        """Raises CheckpointError for what a disk refuses; who reads stdout or a pipe may go away."""
+        """Raise CheckpointError for errors of the disk. A closed stdout or pipe is no error."""
         return nullcontext() if self.path is None or self.resume_file is None else writing(self.path)
 
     def _open(self) -> BinaryIO:

@@ -1,1 +1,1 @@
-"""What a run reads: corpora and their splits, records, windows, tokenizers, and documents packed into rows."""
+"""The input of a run: corpora and their splits, records, windows, tokenizers, and documents packed into rows."""

@@ -1,4 +1,4 @@
-"""Predicting the next value: bits per byte, and what simple models and compressors need for the same bytes.
+"""Predict the next value; report bits per byte, and those of simple models and compressors for the same bytes.
 
 A byte is one value of the data's modality: a byte of text, one channel of a pixel, a sample, a base.
 """
@@ -31,7 +31,7 @@ from asterism.training.settings.configuration import RunConfig
 from asterism.training.settings.sampling import Sampling
 
 PROMPT, SAMPLED = 32, 160
-"""How many bytes a model reads, and writes after them, at each evaluation: fractions of a second for small models."""
+"""The bytes that a model reads, and then writes, at each evaluation; small models take fractions of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
 
     @classmethod
     def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
-        """The 256 values, and the classes that a modality tells apart; none of them pads."""
+        """The 256 values, and the classes of a modality. There is no padding token."""
         return Vocabulary(config.reads().vocabulary_size, None)
 
     @classmethod
@@ -123,26 +123,45 @@ class CausalBytes(Pretraining[WindowCorpus]):
         )
         bits = bits_per_byte(model, pieces, plan, self.config, evaluator)
         notes = self.reported(budget, plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
-        return Outcome({"bits_per_byte": bits}, samples=self._samples(model, pieces, evaluator), notes=notes)
+        return Outcome({"bits_per_byte": bits}, samples=self._samples(model, pieces, budget), notes=notes)
 
-    def _samples(self, model: PreTrainedModel, pieces: Pieces, evaluator: Evaluator) -> list[dict[str, Any]]:
-        """How the model goes on after the first bytes of the validation split, drawn by the run's seed.
+    def _samples(self, model: PreTrainedModel, pieces: Pieces, budget: Budget) -> list[dict[str, Any]]:
+        """What the model makes of the start of the validation split, with the run's seed; of text, the continuation.
 
-        Only of text, where rows are long enough, and by one process: those that share a model would have to draw
-        together.
+        All processes of a run draw the same together, each the whole of it.
         """
-        prompt = min(PROMPT, self.config.context // 4)
-        length = min(SAMPLED, self.config.context - prompt)
-        if self.config.modality != RunConfig.modality or not (pieces.is_stream and evaluator.processes.alone):
-            return []
-        start = bytes(pieces.read(0, prompt).tolist())
+        modality = self.config.reads()
         with isolated(derive(self.config.seed)):
-            sampling = Sampling(seed=self.config.seed).arguments(length)
-            written = bytes(self.continued(model, self.prompt(start), sampling)[0].tolist())
+            if pieces.is_stream:
+                return self._text(model, pieces)
+            if modality.samples_at_the_end and budget.spread:
+                return []
+            row = read_windows(pieces, pieces.bounds[:1], self.config.context)
+            return self._sequence(model, modality, row[:, : 1 + int(pieces.bounds[1] - pieces.bounds[0])])
+
+    def _text(self, model: PreTrainedModel, pieces: Pieces) -> list[dict[str, Any]]:
+        prompt = min(PROMPT, self.config.context // 4)
+        start = bytes(pieces.read(0, prompt).tolist())
+        sampling = Sampling(seed=self.config.seed).arguments(min(SAMPLED, self.config.context - prompt))
+        written = bytes(self.continued(model, self.prompt(start), sampling)[0].tolist())
         return [{name: text.decode(errors="replace") for name, text in (("prompt", start), ("text", written))}]
 
+    def _sequence(self, model: PreTrainedModel, modality: Modality, row: torch.Tensor) -> list[dict[str, Any]]:
+        """Of a piece, int64 [1, values + 1] with the token before it: each value as the model expects it from the right
+        ones before it, and the end as the model draws it: half of the piece at most."""
+        with torch.no_grad(), arithmetic(self.config.dtype, model.device):
+            logits = model(input_ids=row[:, :-1].to(model.device)).logits[0, :, :FIRST_CLASS]
+        values = row[0, 1:]
+        kept = modality.kept(len(values), max(0.5, 1 - modality.most_drawn / len(values)))
+        drawn = values[:0]
+        if kept < len(values):
+            sampling = Sampling(seed=self.config.seed).arguments(len(values) - kept)
+            drawn = self.continued(model, row[:, : kept + 1], sampling)[0]
+        as_values = (one.cpu().numpy().astype(np.uint8) for one in (values, logits.argmax(-1), drawn))
+        return modality.samples(*as_values)
+
     def facts(self, corpus: WindowCorpus, steps: int) -> dict[str, Any]:
-        """Also what compressors need for the bytes that are scored."""
+        """Also the bits that compressors need for the scored bytes."""
         pieces = corpus.validation
         stop = self._stop(pieces, self.config.at_the_end)
         return {
@@ -152,7 +171,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
         }
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
-        """Bits per byte, and what general compressors need for the same bytes.
+        """Bits per byte, and those of general compressors for the same bytes.
 
         With a minimum context M, every scored byte has at least M bytes before it in its window (the protocol of Child
         2019, table 3). Several values of M are scored on the same bytes, so that their numbers can be compared: the
@@ -186,11 +205,12 @@ class CausalBytes(Pretraining[WindowCorpus]):
         )
 
     def _plan(self, pieces: Pieces, stop: int) -> ScoringPlan:
-        """The windows that score a split up to the place `stop`, next to each other: minimum context 0."""
+        """The consecutive windows that score a split up to index `stop`, with minimum context 0."""
         return plan_pieces(pieces, self.config.context, 0, 0, stop)
 
     def _stop(self, pieces: Pieces, budget: Budget, lead: int = 0) -> int:
-        """The place behind the last value that is scored, from the beginning of a split on, but for the first `lead`.
+        """The index after the last scored value, counted from the beginning of a split, without the first `lead`
+        values.
 
         A piece is scored whole if it is not longer than a window.
         """
@@ -206,13 +226,15 @@ class CausalBytes(Pretraining[WindowCorpus]):
         return max(limit, begin + context)
 
     def _baselines(self, splits: Splits, split: Split, lead: int, stop: int) -> dict[str, float]:
-        """On the values that are scored, or on those of whole pieces: what begins a piece is compressed with it."""
+        """Baselines on the scored values, or on whole pieces, because the beginning of a piece is compressed with
+        it.
+        """
         first = max(lead, 1) if splits.pieces(split).is_stream else 0
         return self.config.reads().baselines(splits, split, first, stop)
 
     def prompt(self, text: bytes) -> torch.Tensor:
-        """Where training put a NUL byte (between files, before a record) so does this: an empty prompt starts after
-        one, and so does every record."""
+        """A prompt begins as in training, where a NUL byte separates files and precedes records: an empty prompt starts
+        after one, and so does every record."""
         modality = self.config.reads()
         if modality.outputs:
             raise ConfigurationError(
@@ -221,7 +243,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
         return torch.tensor([list(text if text and modality.is_stream else b"\0" + text)])
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
-        """The tokens of classes stand at the beginning of sequences and are never drawn."""
+        """The tokens of classes stand only at the beginning of sequences and are never drawn."""
         classes = range(FIRST_CLASS, self.config.reads().vocabulary_size)
         suppressed = {"suppress_tokens": list(classes)} if classes else {}
         with arithmetic(self.config.dtype, model.device):
@@ -231,7 +253,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
 
 
 def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
-    """Raises DataError if a model of so many classes is given pieces without labels, or with others."""
+    """Raise DataError if pieces for a model with classes have no labels, or labels of other classes."""
     if classes is None or pieces.labels is None:
         if classes is not None:
             raise DataError("no-classes", f"data: {name} has no classes; the model has {classes}")
@@ -245,7 +267,7 @@ def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
 
 
 def _strange_positions(config: RunConfig, modality: Modality) -> list[str]:
-    """A note where positions count rows and columns that the pieces do not have, as a recipe of another size does."""
+    """A note if positions count rows and columns that the pieces do not have, as in a recipe for another size."""
     shape = None if config.init_from else config.model.position_shape
     if not modality.axes or shape is None or tuple(shape) == modality.axes:
         return []
@@ -256,9 +278,9 @@ def _strange_positions(config: RunConfig, modality: Modality) -> list[str]:
 
 
 def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the model reads of rows, int64 [B, context + 1], and what each column is to predict: the value after it.
+    """Split rows, int64 [B, context + 1], into the model's input and the target of each column, the value after it.
 
-    Padding is read as 0, behind all that is predicted.
+    Padding is read as 0 and comes after all predicted values.
     """
     read, predicted = read_and_predicted(rows)
     return {"input_ids": read.clamp(min=0), "shift_labels": predicted.contiguous()}

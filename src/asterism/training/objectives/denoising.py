@@ -1,20 +1,20 @@
-"""Pretraining encoder-decoders: a part of a text is left out of what the encoder reads, and the decoder writes it.
+"""Pretrain encoder-decoders: a part of a text is left out of the encoder's input, and the decoder writes it.
 
-What is left out, and how, is the objective's (`span_corruption.py`, `gap_sentences.py`); the rest stands here. Metrics
-are in nats per token of the target, of pairs that are the same in every run: those of text r of a split are a function
-of r.
+The objective decides what is left out, and how (`span_corruption.py`, `gap_sentences.py`); the rest is here. Metrics
+are in nats per token of the target. Their pairs are the same in every run, because the pair of text r of a split is a
+function of r.
 """
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
@@ -28,16 +28,19 @@ from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Metric
 from asterism.training.settings.configuration import RunConfig
 
+SHOWN = 64
+"""How many tokens of a target a sample shows."""
+
 
 class Room(NamedTuple):
-    """How many tokens an input and a target may have, the one that ends each included."""
+    """The most tokens of an input and of a target, including their end tokens."""
 
     inputs: int
     targets: int
 
 
 class Pairs(SplitRows):
-    """The texts of one split, of which parts are left out."""
+    """The texts of one split, from which parts are left out."""
 
     @abstractmethod
     def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +52,7 @@ class Pairs(SplitRows):
 
 
 class Denoising(RowObjective[Pairs]):
-    """An encoder-decoder writes what was left out of a text."""
+    """An encoder-decoder writes the parts that were left out of a text."""
 
     metric = Metric("target_loss", "nats/target token", "validation_target_loss")
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -81,7 +84,7 @@ class Denoising(RowObjective[Pairs]):
     @classmethod
     @abstractmethod
     def room_of(cls, config: RunConfig) -> Room:
-        """How long inputs and targets may be."""
+        """The largest lengths of inputs and targets."""
 
     # --- what is the same for all -----------------------------------------------------------------------------------
 
@@ -115,13 +118,13 @@ class Denoising(RowObjective[Pairs]):
 
     @classmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        """A batch of so many pairs as long as they can be, all zeros."""
+        """A batch of this many pairs of the largest length, all zeros."""
         sizes = {"input_ids": cls.room_of(config).inputs, "labels": cls.room_of(config).targets}
         return {name: torch.zeros(sequences, size, dtype=torch.int64) for name, size in sizes.items()}
 
     @classmethod
     def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["Denoising", RowCorpus[Pairs]]:
-        """The tokenizer is made of the training split, unless it is there."""
+        """The tokenizer is learned from the training split, unless it exists."""
         corpus = load_documents(config.data)
         objective = cls(config, vocabulary.made(corpus.documents("train"), config.context))
         train, validation = objective.rows(corpus, "train"), objective.rows(corpus, "validation")
@@ -136,10 +139,11 @@ class Denoising(RowObjective[Pairs]):
         return load_documents(data)
 
     def read(self, rows: Pairs, numbers: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
-        """The pairs of these numbers, int64 [pairs], what is random about each drawn from a generator of its own.
+        """The pairs with these indices, int64 [pairs]; each pair draws from its own generator.
 
-        input_ids and attention_mask int64 [pairs, room.inputs], labels int64 [pairs, room.targets]: each is ended, and
-        filled up on the right, labels with IGNORED. All batches have one shape, so patterns are compiled once.
+        input_ids and attention_mask are int64 [pairs, room.inputs], and labels int64 [pairs, room.targets]. Each has an
+        end token and is padded on the right, labels with IGNORED. All batches have one shape, so patterns are compiled
+        once.
         """
         shape = len(numbers), self.room.inputs
         inputs, mask = np.full(shape, self.tokenizer.pad_token_id), np.zeros(shape, dtype=np.int64)
@@ -164,6 +168,24 @@ class Denoising(RowObjective[Pairs]):
             f"{what}, {figures['target_loss']:.4f} nats each, {figures['target_accuracy']:.1%} right given those before"
         )
 
+    def samples(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """What the encoder read, the first tokens that are wanted of the decoder, and as many that it writes by itself,
+        the likeliest at each place."""
+        wanted = batch["labels"][0][batch["labels"][0] != IGNORED][:SHOWN].tolist()
+        read = batch["input_ids"][:, : int(batch["attention_mask"].sum())]
+        # The end does not stop the decoder: processes that share weights compute equally many steps.
+        how = GenerationConfig(
+            max_new_tokens=len(wanted),
+            do_sample=False,
+            pad_token_id=self.tokenizer.pad_token_id,
+            decoder_start_token_id=model.config.decoder_start_token_id,
+        )
+        written = cast(Any, model).generate(read, generation_config=how)[0, 1:].tolist()
+        if self.end in written:
+            written = written[: written.index(self.end) + 1]
+        columns = {"prompt": read[0].tolist(), "text": written, "expected": wanted}
+        return [{name: self.tokenizer.decode(tokens) for name, tokens in columns.items()}]
+
     def measured(self, model: PreTrainedModel, rows: Pairs, numbers: range, evaluator: Evaluator) -> dict[str, float]:
         def measure(output: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, float]:
             logits, labels = wide(output.logits.flatten(0, 1)), batch["labels"].flatten()
@@ -181,5 +203,5 @@ class Denoising(RowObjective[Pairs]):
 
 
 def none_left(split: Split, corpus: Splits, why: str) -> DataError:
-    """What is raised for a split of which no pair can be made."""
+    """The error for a split from which no pair can be made."""
     return DataError("no-pairs", f"data: the {split} split of {corpus.name} gives no pairs: {why}")

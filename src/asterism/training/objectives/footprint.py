@@ -1,4 +1,4 @@
-"""What a run keeps in memory, and the products with weights in a step, known without weights and without training.
+"""Estimate the memory of a run and the products with weights in a step, without weights and without training.
 
 Models of a layer or two of each kind are laid out without data: on the meta device for their parameters, on fake
 tensors for what the backward pass needs. Layers of one kind are alike, so the rest is arithmetic, and ten million of
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from asterism.training.objectives.pretraining import Pretraining
 
 _WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
-"""What linear layers call; products of two activations are batched."""
+"""The operations of linear layers; products of two activations are batched."""
 
 _NEARLY_ALL = 0.8
-"""The share of a machine's memory from which on a run is told about it."""
+"""The share of a machine's memory above which a run gets a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes on one device, buffers inside operations not counted, and FLOPs of the products with weights, forward."""
+    """Bytes on one device, without buffers inside operations, and forward FLOPs of the products with weights."""
 
     parameters: int
     products: int
@@ -48,20 +48,20 @@ class Footprint:
 
     @property
     def gradients(self) -> int:
-        """Each weight has one."""
+        """Bytes of the gradients, one for each weight."""
         return self.weights
 
     @property
     def memory(self) -> int:
-        """All of it."""
+        """All memory together."""
         return self.weights + self.gradients + self.moments + self.activations
 
 
 def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape: AsterismConfig) -> list[str]:
-    """Notes on the memory of a run that this machine has just enough of.
+    """Notes for a run that needs most of this machine's memory.
 
-    Raises ConfigurationError for a run that needs more than there is. Of a run of several processes each is thought to
-    have an equal part of all but the weights, which each of them draws: it may need more.
+    Raises ConfigurationError for a run that needs more than the machine has. In a run of several processes, each counts
+    an equal part of everything except the weights, which each process draws. It may need more.
     """
     _require_least(config, vars(shape), config.context)  # which no large number makes slow, or impossible to lay out
     if _ROOM * _about(config, shape) < machine_memory():
@@ -83,7 +83,7 @@ def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape
 
 
 def _about(config: RunConfig, shape: AsterismConfig) -> int:
-    """About how many bytes a run needs: enough to know at once those that need no closer look."""
+    """A rough estimate of a run's bytes, which shows at once which runs need no closer look."""
     stacks = [shape.num_hidden_layers, shape.num_decoder_layers or 0]
     width = shape.hidden_size + (shape.intermediate_size or 0) + shape.persistent_vectors * shape.num_attention_heads
     vocabulary, layers = shape.vocab_size or 0, sum(stacks)
@@ -92,19 +92,19 @@ def _about(config: RunConfig, shape: AsterismConfig) -> int:
 
 
 _ROOM = 30
-"""How many times as much as `_about` a run may need: 0.1 to 3 times as much was found of all recipes."""
+"""The factor by which a run may exceed `_about`; all recipes need 0.1 to 3 times as much."""
 
 
 def require_memory_to_tune(config: FineTuneConfig, folder: Path) -> None:
-    """Raises ConfigurationError if the model in a folder, or batches of it, need more memory than there is, and
-    CheckpointError if it names more labels than can be read in a moment."""
+    """Raise ConfigurationError if the model in a folder, or its batches, need more memory than the machine has, and
+    CheckpointError if it names too many labels to read quickly."""
     document = _document(folder)
     _require_least(config, document, 1)
     _refuse_labels(document, f"model: {folder}")
 
 
 def require_memory_to_load(folder: Path, what: str) -> None:
-    """Raises CheckpointError if the model in a folder needs more memory than there is, or has too many labels."""
+    """Raise CheckpointError if the model in a folder needs more memory than the machine has, or has too many labels."""
     document = _document(folder)
     if reason := shortage(least_model_memory(document), f"{what}a model of the sizes in {folder}/config.json"):
         raise CheckpointError("too-much-memory", reason)
@@ -112,7 +112,7 @@ def require_memory_to_load(folder: Path, what: str) -> None:
 
 
 _MOST_LABELS = 2**20
-"""transformers makes names for labels that have none, in two dictionaries, one by one: a second for so many."""
+"""The most labels. transformers names missing labels one by one, in two dictionaries; this many take a second."""
 
 
 def _refuse_labels(document: Mapping[str, object], what: str) -> None:
@@ -136,7 +136,7 @@ def _require_least(config: TrainingConfig, document: Mapping[str, object], token
 
 
 def _document(folder: Path) -> Mapping[str, object]:
-    """What config.json says; of one that cannot be read nothing, as who reads it for its meaning says why."""
+    """The contents of config.json; empty if it cannot be read, because the code that needs it raises the error."""
     with suppress(CheckpointError):
         document = read_json(folder / "config.json")
         if isinstance(document, dict):
@@ -150,7 +150,7 @@ _REMEDY = (
 
 
 def footprint(config: RunConfig, objective: "type[Pretraining[Any]]", shape: AsterismConfig) -> Footprint:
-    """What a run on the model of this configuration takes.
+    """The footprint of a run with the model of this configuration.
 
     Raises ConfigurationError or PatternError for a model that cannot be built.
     """
@@ -184,7 +184,7 @@ def footprint(config: RunConfig, objective: "type[Pretraining[Any]]", shape: Ast
 
 
 def target_length(config: RunConfig, objective: "type[Pretraining[Any]]") -> int:
-    """How many tokens the decoder of an encoder-decoder reads."""
+    """The number of tokens that the decoder of an encoder-decoder reads."""
     return objective.blank_batch(config, 1)["labels"].shape[1]
 
 
@@ -240,7 +240,7 @@ def _parameters(
     mixers: list[str],
     decoder_layers: int,
 ) -> _Figures:
-    """How many parameters there are, and bytes that the optimiser keeps of them."""
+    """The number of parameters, and the bytes that the optimiser keeps for them."""
     with torch.device("meta"):
         model = objective.model_class(config)(_shallow(shape, mixers, decoder_layers))
         model.to(weights_dtype(config.dtype))  # type: ignore[arg-type]  # transformers hides self

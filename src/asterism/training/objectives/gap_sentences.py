@@ -1,15 +1,16 @@
-"""The gap sentences of Pegasus (Zhang 2020, section 3.1): the sentences that say most are left out, and wanted.
+"""The gap sentences of Pegasus (Zhang 2020, section 3.1): the most important sentences are left out and become the
+target.
 
     text     Pegasus is mythical. It is pure white. It names the model.
     input    Pegasus is mythical. <mask> It names the model.
     target   It is pure white.
 
-A sentence says as much as ROUGE-1 (F1) finds in common between it and the rest of the text, each judged by itself,
-words counted as often as they come ("Ind-Orig", the choice of the paper). 3 of 10 sentences are left out, one at least,
-in the order in which they say most, as far as the target has room; it has them in the order of the text.
+The importance of a sentence is the ROUGE-1 (F1) between it and the rest of the text. Each sentence is judged alone, and
+repeated words count repeatedly ("Ind-Orig", the choice of the paper). 3 of 10 sentences, at least one, are left out,
+the most important first, as far as the target has room. The target keeps the order of the text.
 
-A share of them, `kept_sentences`, may stay in the input all the same, drawn anew each time, so that copying is learned
-(section 6.2: 0.2 for Pegasus large).
+A share of them, `kept_sentences`, stays in the input nevertheless, drawn anew each time, so that the model learns to
+copy (section 6.2: 0.2 for Pegasus large).
 """
 
 import re
@@ -34,7 +35,7 @@ _SENTENCE_BEGIN = re.compile(r"(?<=[.!?])(?=\s)|(?<=[^\n\s])(?=\s*\n)")
 def sentences_of(text: str) -> list[str]:
     """The sentences of a text: they end behind ".", "!" or "?" and with a line. Joined they are the text again.
 
-    White space stands in front of the sentence before which it is; the text begins and ends with none.
+    White space belongs to the sentence after it; the text neither begins nor ends with white space.
     """
     text = text.strip()
     cuts = sorted({0, *(match.start() for match in _SENTENCE_BEGIN.finditer(text)), len(text)})
@@ -42,10 +43,10 @@ def sentences_of(text: str) -> list[str]:
 
 
 def gaps(sentences: Sequence[str], tokens: Sequence[int], room: int) -> list[int]:
-    """The numbers of the sentences to leave out, ascending; of equals the first goes.
+    """The indices of the sentences to leave out, ascending; of equally important ones, the first is left out.
 
-    There are 2 sentences or more, of so many `tokens` each, of which the target has room for `room`, and for the
-    longest.
+    There are 2 sentences or more, and `tokens` gives the length of each. The target has `room` tokens, enough for the
+    longest sentence.
     """
     scores = importance(sentences)
     count = max(1, round(GAP_SHARE * len(sentences)))
@@ -72,10 +73,10 @@ Sentence = tuple[str, np.ndarray]
 
 
 class GapPairs(Pairs):
-    """Stretches of documents, of 2 sentences or more, of which sentences are left out.
+    """Stretches of documents, each of 2 sentences or more, from which sentences are left out.
 
-    A document that is longer than an input is read in stretches that follow each other; a sentence that is longer than
-    a target, in parts. What of a document is left with one sentence is left out. Raises DataError if nothing is left.
+    A document longer than an input is read in consecutive stretches, and a sentence longer than a target in parts. A
+    remainder of one sentence is dropped. Raises DataError if nothing is left.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class GapPairs(Pairs):
         self.tokens = sum(len(one) for tokens, _ in self.stretches for one in tokens)
 
     def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Random is which of the sentences that are wanted stay in the input."""
+        """The random choice is which sentences of the target stay in the input."""
         tokens, chosen = self.stretches[number]
         mask = np.array([self.mask])
         left_out = {
@@ -128,7 +129,7 @@ def encoded_sentences(document: str, tokenizer: PreTrainedTokenizerBase, longest
 
 
 def stretches(sentences: Sequence[Sentence], room: int) -> Iterator[list[Sentence]]:
-    """Sentences that follow each other, as many as have at most `room` tokens together; at least 2, or none."""
+    """Consecutive sentences, as many as fit into `room` tokens together; at least 2, or none."""
     stretch: list[Sentence] = []
     for sentence in sentences:
         if stretch and sum(len(ids) for _, ids in stretch) + len(sentence[1]) > room:
@@ -158,6 +159,6 @@ class GapSentences(Denoising):
 
 
 def _mask(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What stands for a sentence. Pegasus has two masks, and <mask_1> is for sentences."""
+    """The token that stands for a sentence. Pegasus has two masks, and <mask_1> is for sentences."""
     known: dict[str, int] = tokenizer.get_vocab()
     return known.get("<mask_1>", tokenizer.mask_token_id)

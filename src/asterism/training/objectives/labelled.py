@@ -1,8 +1,8 @@
-"""Learning from labelled examples: the loss of a model with a task's head, and the task's scores.
+"""Learn from labelled examples: the loss of a model with a task's head, and the task's scores.
 
-The model and its tokenizer are there before: `FineTuneConfig.model` is a folder that transformers can read. A
-fine-tuned model folder is whole: weights, configuration with the names of the labels, and tokenizer, as the pipelines
-of transformers want them.
+The model and its tokenizer exist already: `FineTuneConfig.model` is a folder that transformers can read. A fine-tuned
+model folder is complete: weights, configuration with the names of the labels, and tokenizer, as the pipelines of
+transformers require.
 """
 
 import json
@@ -50,11 +50,11 @@ from asterism.training.tasks.ranking import learned_scorer, require_scorer
 from asterism.training.tasks.task import Kind, Task
 
 Said = TypeVar("Said")
-"""What is said about an example: a prediction, perhaps with what it was made of."""
+"""A prediction for an example, perhaps with the parts of the document from which it was made."""
 SAMPLES, SAMPLED = 2, 1_000
-"""How many texts are kept of an evaluation, and how many characters of each."""
+"""The number of texts stored at an evaluation, and the most characters of each."""
 RANKING = 2**33
-"""Keys what a reader draws that learns: no pass over the examples has this number."""
+"""The key of the random draws of a learned reader; no pass over the examples has this number."""
 
 
 class Labelled(Objective[LabelledCorpus]):
@@ -86,7 +86,7 @@ class Labelled(Objective[LabelledCorpus]):
 
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
-        """Steps and length are filled in, which the examples and the model decide."""
+        """Fill in the steps and the length, which the examples and the model decide."""
         with nullcontext(own) if own is not None else start_of(config) as source:
             return cls._resolved(config, own, source)
 
@@ -131,11 +131,11 @@ class Labelled(Objective[LabelledCorpus]):
         return cls(config, task, load_tokenizer(folder)[0])
 
     def decided(self) -> dict[str, Any]:
-        """The task: what it learned of its training examples, such as the labels, and how many tokens are read."""
+        """The task: the decisions of its training examples, such as the labels, and the length of rows."""
         return self.task.record()
 
     def save_files(self, folder: Path) -> None:
-        """The tokenizer, and what a reader learned."""
+        """Save the tokenizer, and the scorer of a reader that learns."""
         super().save_files(folder)
         if self.task.rows.scorer is not None:
             self.task.rows.scorer.save(folder)
@@ -176,10 +176,10 @@ class Labelled(Objective[LabelledCorpus]):
         return {}
 
     def evaluate(self, model: PreTrainedModel, corpus: LabelledCorpus, evaluator: Evaluator) -> Outcome:
-        """The task's scores of validation examples: none of a sample that has no score, such as one without a positive.
+        """The task's scores on validation examples; empty for a sample without a score, such as one without a positive.
 
-        Predictions carry place and id of their record, and at the end `read`: the characters that a reader chose to
-        read. Every process asks about all examples.
+        Predictions carry the place and id of their record and, at the end of a run, `read`: the characters that a
+        reader chose. Every process predicts all examples.
         """
         sample, size = evaluator.budget.spread, len(corpus.validation)
         part = evaluator.budget.part(size, size)
@@ -207,7 +207,7 @@ class Labelled(Objective[LabelledCorpus]):
         )
 
     def _samples(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The texts that the model wrote for the first examples, next to those that were wanted."""
+        """The texts that the model wrote for the first examples, next to the targets."""
         if not isinstance(self.task.answers, WrittenAnswers):
             return []
         return [
@@ -220,12 +220,12 @@ class Labelled(Objective[LabelledCorpus]):
         ]
 
     def _beside(self, example: Any, read: Any) -> dict[str, Any]:
-        """What stands next to a prediction: what the task keeps, and what was read, where the reader chose it."""
+        """The fields next to a prediction: those that the task stores, and the stretches that a reader chose."""
         kept = self.task.examples.beside(example)
         return kept if read is None else {**kept, "read": read}
 
     def _sameness(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
-        """A note if the model says the same about all examples, though not all are the same."""
+        """A note if the model predicts the same for all examples although their answers differ."""
         said = [one.get("label", one[self.task.answers.answer]) for one in predictions]
         there = self._gold(examples)
         if any(one != said[0] for one in said) or all(one == there[0] for one in there):
@@ -236,9 +236,10 @@ class Labelled(Objective[LabelledCorpus]):
         ]
 
     def facts(self, corpus: LabelledCorpus, steps: int) -> dict[str, Any]:
-        """Features are the rows that the model reads: more than examples, where documents are read through windows.
+        """Features are the rows that the model reads. If documents are read through windows, there are more features
+        than examples.
 
-        `baselines` are the scores of what needs no model, by name, on the same examples (`tasks/scores/baselines.py`).
+        `baselines` are scores without a model, by name, on the same examples (`tasks/scores/baselines.py`).
         """
         return {
             "training_examples": corpus.length("train"),
@@ -250,7 +251,7 @@ class Labelled(Objective[LabelledCorpus]):
         }
 
     def results(self, corpus: LabelledCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The scores stand together, as they have the names that the task gives them."""
+        """The figures of the report, with the scores in one group, because the task chooses their names."""
         return {**self.facts(corpus, steps), "scores": dict(metrics)}
 
     @classmethod
@@ -298,7 +299,7 @@ class Labelled(Objective[LabelledCorpus]):
         )
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Predictor:
-        """What asks the model, by default as many examples at once, and by the same reader, as in training."""
+        """The predictor of the model; by default with the batch size and the reader of training."""
         return Predictor(
             model=model,
             tokenizer=self.tokenizer,
@@ -308,7 +309,7 @@ class Labelled(Objective[LabelledCorpus]):
         )
 
     def _read_by(self, text: str, shape: PreTrainedConfig) -> Task[Any]:
-        """The task with another reader: its rows have the length it gives, else that of the run.
+        """The task with another reader. Rows have the length of that reader if it has one, else that of the run.
 
         Nothing is cut by whole(), so its rows are as long as the model takes.
         """
@@ -326,7 +327,7 @@ class Labelled(Objective[LabelledCorpus]):
 
 
 def _kind(config: FineTuneConfig) -> Kind[Any]:
-    """The kind of the run's task: one of its own for files, where a modality says how they are read."""
+    """The kind of the run's task; tasks on files have a separate kind, with a modality that reads them."""
     kind: Kind[Any] = TASKS.load(config.task) if config.modality is None else imported(FILE_TASKS[config.task])
     return kind
 
@@ -348,7 +349,7 @@ def _line(record: Record, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row_length(wanted: int | None, shape: PreTrainedConfig, model: str) -> int:
-    """How many tokens are read at once: those that are wanted, or as many as the model takes.
+    """The number of tokens of a row: the setting's, or the limit of the model.
 
     Raises ConfigurationError if the model does not say how many, or takes fewer.
     """

@@ -1,11 +1,11 @@
-"""Predicting masked tokens, and with pairs also whether the second half of a row follows the first (Devlin 2019).
+"""Predict masked tokens and, with pairs, whether the second half of a row follows the first (Devlin 2019).
 
-Metrics are in nats per masked token, of masks that are the same in every run: those of row r of a split are a function
-of r. Beside them stands the baseline "unigram entropy": the cross-entropy of the same tokens under the frequencies of
-the training split, which is what a model reaches that knows tokens but reads none. Where each token stands for so many
-bytes (or bases, which are the bytes of a genome), both are also given in bits per byte of the masked tokens, as in
-tables 5 and 10 of Zaheer 2020: so runs with different tokens can be compared. They are no rates of compression, since a
-masked token is predicted from both sides.
+Metrics are in nats per masked token. The masks are the same in every run, because those of row r of a split are a
+function of r. The baseline "unigram entropy" is the cross-entropy of the same tokens under the frequencies of the
+training split, which a model reaches without reading. If each token stands for a number of bytes (or bases, the bytes
+of a genome), both are also given in bits per byte of the masked tokens, as in tables 5 and 10 of Zaheer 2020. So runs
+with different tokens can be compared. These figures are not rates of compression, because a masked token is predicted
+from both sides.
 """
 
 import math
@@ -43,11 +43,15 @@ from asterism.training.settings.configuration import RunConfig
 FREQUENCIES = "unigram.safetensors"
 
 
-class MaskedTokens(RowObjective["MaskedRows"]):
-    """15 of 100 tokens of every row are predicted from what masking has left of it.
+SHOWN = 40
+"""How many places of a row a sample shows: at 15 of 100 tokens, about 270 tokens of text."""
 
-    `frequencies`, int64 [tokens], count the tokens of the training split. What is in bits per byte is None where it is
-    not known for how many bytes a token stands, and `next_sentence_accuracy` for a model without pairs.
+
+class MaskedTokens(RowObjective["MaskedRows"]):
+    """15 of 100 tokens of every row are predicted from the masked row.
+
+    `frequencies`, int64 [tokens], count the tokens of the training split. Figures in bits per byte are None if the
+    number of bytes of a token is unknown. `next_sentence_accuracy` is None for a model without pairs.
     """
 
     metric = Metric("masked_loss", "nats/masked token", "validation_masked_loss")
@@ -78,7 +82,7 @@ class MaskedTokens(RowObjective["MaskedRows"]):
 
     @classmethod
     def model_class(cls, config: RunConfig) -> type[PreTrainedModel]:
-        """A masked language model, with pairs with a second head."""
+        """A masked language model; with pairs it has a second head."""
         return AsterismForPreTraining if config.next_sentence else AsterismForMaskedLM
 
     @classmethod
@@ -108,7 +112,7 @@ class MaskedTokens(RowObjective["MaskedRows"]):
         return cls(config, load_tokenizer(folder), read_frequencies(folder))
 
     def save_files(self, folder: Path) -> None:
-        """The tokenizer, and the frequencies of its tokens in the training split."""
+        """Save the tokenizer, and the frequencies of its tokens in the training split."""
         super().save_files(folder)
         save_file({"frequencies": self.frequencies}, folder / FREQUENCIES)
 
@@ -143,12 +147,31 @@ class MaskedTokens(RowObjective["MaskedRows"]):
             lines.append(f"next sentence: {figures['next_sentence_accuracy']:.1%} right")
         return "\n".join(lines)
 
+    def samples(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """The beginning of a row: the text `between` places that were chosen, and what was read, guessed and wanted
+        there. `between` has one text more than there are places."""
+        given = {name: one for name, one in batch.items() if name in ("input_ids", "token_type_ids", "places")}
+        output = model(**given)
+        logits = output.prediction_logits if self.config.next_sentence else output.logits
+        chosen = int((batch["labels"][0] != IGNORED).sum())
+        known = slice(min(chosen, SHOWN))
+        tokens, places = batch["input_ids"][0].tolist(), batch["places"][0].tolist()
+        ends = [*places[known], places[SHOWN] if chosen > SHOWN else len(tokens)]
+        starts = [0, *(place + 1 for place in places[known])]
+        columns = {
+            "between": [tokens[start:end] for start, end in zip(starts, ends, strict=True)],
+            "read": [[tokens[place]] for place in places[known]],
+            "guessed": [[token] for token in logits[0].argmax(-1)[known].tolist()],
+            "expected": [[token] for token in batch["labels"][0][known].tolist()],
+        }
+        return [{name: [self.tokenizer.decode(one) for one in each] for name, each in columns.items()}]
+
     def measured(
         self, model: PreTrainedModel, rows: "MaskedRows", numbers: range, evaluator: Evaluator
     ) -> dict[str, float]:
-        """The metrics of the rows of these numbers, but for those that make no sense here.
+        """The metrics of the rows with these indices, without those that do not apply.
 
-        Entropies are those of the frequencies of the training split, where every token might have come once more.
+        Entropies are under the frequencies of the training split, with one added to the count of every token.
         """
         ordinary = self.frequencies[rows.masking.ordinary] + 1.0
         unigram = np.full(len(self.frequencies), np.nan)
@@ -198,10 +221,11 @@ class MaskedTokens(RowObjective["MaskedRows"]):
 
 
 class MaskedRows(SplitRows):
-    """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
+    """The packed rows of one split, masked and, with pairs, also paired. `starts`, int64 [rows], holds the start of
+    each row.
 
-    Raises DataError for a split with too few tokens, with letters that tokens of DNA do not know and, with pairs, with
-    fewer than two documents; ConfigurationError for tokens of bytes where bases are read.
+    Raises DataError for a split with too few tokens, with letters that tokens of DNA do not have or, with pairs, with
+    fewer than two documents. Raises ConfigurationError for byte tokens of a genome.
     """
 
     def __init__(self, config: RunConfig, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -240,7 +264,7 @@ class MaskedRows(SplitRows):
         return {**super().record(), "empty_documents": self.stream.empty}
 
     def read(self, rows: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
-        """The rows of these numbers, what is random about each drawn from a generator of its own.
+        """The rows with these indices, int64 [rows]; each row draws from its own generator.
 
         input_ids int64 [rows, context]; places and labels int64 [rows, masked_per_row] as `Masking.apply` gives them;
         with pairs also token_type_ids [rows, context] and next_sentence_label int64 [rows]: 1 where the second part
@@ -271,23 +295,27 @@ class MaskedRows(SplitRows):
         return {"input_ids": inputs, "places": places, "labels": labels}
 
     def _draw_cut(self, start: int, random: np.random.Generator) -> int:
-        """Where the first part of a pair ends: in the middle half of the row, between two tokens of one document."""
+        """Draw the end of the first part of a pair: in the middle half of the row, between two tokens of one
+        document.
+        """
         cuts = np.arange(self.content // 4, 3 * self.content // 4)
         return int(random.choice(cuts[~np.isin(start + cuts, self.stream.starts)]))
 
 
 def content_per_row(config: RunConfig) -> int:
-    """How many tokens of the text a row holds: all but the class token and a separator behind each part."""
+    """The number of text tokens of a row: all but the class token and a separator after each part."""
     return config.context - (3 if config.next_sentence else 2)
 
 
 def masked_per_row(config: RunConfig) -> int:
-    """How many of them are predicted."""
+    """The number of predicted tokens of a row."""
     return round(MASK_SHARE * content_per_row(config))
 
 
 def read_frequencies(folder: Path) -> np.ndarray:
-    """How often each token came in the training split, int64 [tokens], from a model folder. Raises CheckpointError."""
+    """Read the count of each token in the training split, int64 [tokens], from a model folder. Raises
+    CheckpointError.
+    """
     tensors = read_tensors(folder / FREQUENCIES)
     if "frequencies" not in tensors:
         raise CheckpointError("damaged-frequencies", f"{folder / FREQUENCIES} is damaged: it holds no frequencies")

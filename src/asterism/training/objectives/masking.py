@@ -1,8 +1,8 @@
-"""The masking objective of BERT (Devlin 2019, section 3.1): which tokens are predicted, and what the model reads there.
+"""The masking of BERT (Devlin 2019, section 3.1): which tokens are predicted, and what the model reads in their place.
 
-Of every row the same share of tokens is chosen, uniformly and without replacement. A chosen token is replaced by the
-mask in 80 of 100 cases, by a random token in 10, and kept in 10. Special tokens are never chosen and never come as the
-random token.
+The same share of tokens is chosen in every row, uniformly and without replacement. A chosen token is replaced by the
+mask in 80 of 100 cases, by a random token in 10, and kept in 10. Special tokens are never chosen, and never replace a
+token.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ REPLACED_BY_MASK, REPLACED_BY_TOKEN = 0.8, 0.1
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """How the tokens of one vocabulary are masked.
+    """The masking of one vocabulary.
 
     `ordinary` are the tokens that may be chosen and that replace others, `special` the rest, both int64 [tokens];
     `mask` is the mask's id.
@@ -37,7 +37,7 @@ class Masking:
     def apply(
         self, tokens: np.ndarray, count: int, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Choose `count` places of one row and mask them.
+        """Choose `count` indices of one row and mask them.
 
         tokens     int64 [N], not changed
         returns    inputs int64 [N]; places int64 [count], ascending; labels int64 [count], the tokens that stood there.

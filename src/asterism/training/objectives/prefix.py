@@ -1,7 +1,7 @@
-"""Predicting what follows a prefix (Liu 2018; Raffel 2020, section 3.2.2): bytes before it are read, and not predicted.
+"""Predict the bytes after a prefix (Liu 2018; Raffel 2020, section 3.2.2). The prefix is read but not predicted.
 
-The model is causal, so it reads the prefix as it reads everything, from the left; T5's prefix LM reads it in both
-directions. What is measured is what the objective "causal" measures, over all bytes.
+The model is causal, so it reads the prefix from the left only. T5's prefix LM reads it in both directions. The metrics
+are those of the objective "causal", over all bytes.
 """
 
 import torch
@@ -13,7 +13,7 @@ from asterism.training.objectives.causal import CausalBytes
 
 
 class PrefixBytes(CausalBytes):
-    """Every position of a random window behind a prefix predicts the next byte."""
+    """Every position of a random window after its prefix predicts the next byte."""
 
     def batch(self, corpus: WindowCorpus, step: int) -> dict[str, torch.Tensor]:
         """Random windows as those of `CausalBytes`; shift_labels are IGNORED within the prefix of each.

@@ -1,8 +1,8 @@
-"""What the objectives that train a model of ours on text or bytes have in common: from a `RunConfig` to a `Setup`.
+"""The common part of objectives that train a model of ours on text or bytes: from a `RunConfig` to a `Setup`.
 
-A run begins with a new model, or with one that is there: one of ours, imported or trained before, whose folder is named
-`init_from`. Its shape, its weights and its tokenizer take the place of those that the configuration would give. A run
-that goes on has a model folder of its own, its newest checkpoint, and no longer needs the one it began with.
+A run begins with a new model, or with one of ours that was imported or trained before, in the folder `init_from`. The
+shape, weights and tokenizer of that model replace those of the configuration. A resumed run reads its newest
+checkpoint, and no longer needs the model with which it began.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import RunConfig
 
 UNUSED = ("pooler.", "next_sentence.")
-"""What the tensors begin with that a start may have and the run's model may lack."""
+"""Prefixes of the tensors that the first model may have and the run's model may lack."""
 
 
 class Pretraining(Objective[Data]):
@@ -49,7 +49,7 @@ class Pretraining(Objective[Data]):
     @classmethod
     @abstractmethod
     def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
-        """That of the configuration's tokenizer, or of the one in `source`; nothing is trained to find out."""
+        """The vocabulary of the configuration's tokenizer, or of the one in `source`, found without training."""
 
     @classmethod
     @abstractmethod
@@ -59,7 +59,7 @@ class Pretraining(Objective[Data]):
     @classmethod
     @abstractmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        """A batch of so many sequences as `batch` gives it, all zeros: int64 [sequences, ...] each."""
+        """A batch of this many sequences, shaped like those of `batch`, all zeros: int64 [sequences, ...] each."""
 
     @classmethod
     @abstractmethod
@@ -81,7 +81,7 @@ class Pretraining(Objective[Data]):
         return {f"{self.unit}_trained": steps * self.units_per_step}
 
     def reported(self, budget: Budget, scored: int, whole: int, unit: str) -> list[str]:
-        """A note if the report at the end is of less than the whole validation split."""
+        """A note if the final report covers less than the whole validation split."""
         if budget.spread or scored == whole:
             return []
         return [
@@ -91,7 +91,7 @@ class Pretraining(Objective[Data]):
 
     @classmethod
     def resolve(cls, config: RunConfig, own: Path | None) -> Setup:
-        """Shape and tokenizer are known, and what cannot work is refused, before data are read."""
+        """Shape and tokenizer are decided, and impossible settings refused, before data are read."""
         source, vocabulary, shape = cls.foundations(config, own)
         notes = require_memory(config, cls, shape)
         objective, corpus = cls.prepare(config, vocabulary)
@@ -106,7 +106,7 @@ class Pretraining(Objective[Data]):
 
     @classmethod
     def foundations(cls, config: RunConfig, own: Path | None = None) -> tuple[Path | None, Vocabulary, AsterismConfig]:
-        """The folder of the model that there is, if any; the vocabulary; and the model's configuration."""
+        """The folder of the existing model, if there is one; the vocabulary; and the model's configuration."""
         source = own
         if own is None and config.init_from is not None:
             source = model_folder(config.init_from, "init_from")
@@ -130,7 +130,7 @@ class Pretraining(Objective[Data]):
     def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> AsterismConfig:
         """The configuration of the model in a folder, from which a run begins.
 
-        Raises CheckpointError for a model of another class, ConfigurationError for one that the run has no use for.
+        Raises CheckpointError for a model of another class, and ConfigurationError for one that the run cannot use.
         """
         document = read_json(folder / "config.json")
         model_type = document.get("model_type") if isinstance(document, dict) else None
@@ -169,7 +169,7 @@ class Pretraining(Objective[Data]):
 def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
     """The configuration of a new model: the vocabulary of its tokenizer, and positions for one context.
 
-    Raises ConfigurationError for a vocabulary or context that the model has no room for.
+    Raises ConfigurationError for a vocabulary or context that is too large for the model.
     """
     given = asdict(config.model).items()
     shape: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in given}

@@ -1,11 +1,11 @@
-"""What objectives share that read rows, cut from a split once: masked rows, and pairs of input and target.
+"""The common part of objectives that read rows cut from a split once: masked rows, and pairs of input and target.
 
-A row is read by its number and a generator of its own. In training that is a function of (seed, step, place), and in
-evaluations of the row's number alone, so metrics are of the same rows in every run.
+A row is read by its index and its own generator. In training the generator is a function of (seed, step, place). In
+evaluations it is a function of the index alone, so metrics use the same rows in every run.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from asterism.training.data.corpora.corpus import Corpus
 from asterism.training.data.corpora.packing import Epochs
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Evaluation, Outcome, Question, refuse_reader
 
@@ -37,7 +38,7 @@ class SplitRows(ABC):
     documents: int
 
     def record(self) -> dict[str, int]:
-        """What run.json says of the split besides its bytes."""
+        """The facts about the split in run.json besides its bytes."""
         return {"tokens": self.tokens, "documents": self.documents}
 
 
@@ -59,7 +60,7 @@ class RowCorpus(Corpus[np.ndarray], Generic[Kind]):
         return {"train": self.train, "validation": self.validation}[split].tokens
 
     def draw(self, step: int, count: int) -> np.ndarray:
-        """The numbers of rows, int64 [count]; every row is read once before any is read again."""
+        """Indices of rows, int64 [count]. Every row is read once before any is read again."""
         return self.epochs.draw(step * count, count)
 
     def record(self) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
 
     @abstractmethod
     def splits(self, data: str | None) -> Splits:
-        """The corpus at a path. Raises DataError for what cannot be used."""
+        """Read the corpus at a path. Raises DataError if it cannot be used."""
 
     @abstractmethod
     def rows(self, corpus: Splits, split: Split) -> Kind:
@@ -95,11 +96,18 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
 
     @abstractmethod
     def read(self, rows: Kind, numbers: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
-        """The rows of these numbers, int64 [B], what is random about each drawn from a generator of its own."""
+        """The rows with these indices, int64 [B]; each row draws from its own generator."""
 
     @abstractmethod
     def measured(self, model: PreTrainedModel, rows: Kind, numbers: range, evaluator: Evaluator) -> dict[str, float]:
         """The metrics of the rows of these numbers, read as `read_scored` does."""
+
+    @abstractmethod
+    def samples(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """What the model makes of one row, [1, ...] each on the model's device, for people to see how it learns.
+
+        All processes of a run compute it together, each the whole row.
+        """
 
     # --- what is the same for all -----------------------------------------------------------------------------------
 
@@ -110,14 +118,18 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
         return self.read(corpus.train, corpus.draw(step, count), random)
 
     def read_scored(self, rows: Kind, numbers: np.ndarray) -> dict[str, torch.Tensor]:
-        """Rows of these numbers, int64 [B], as every evaluation reads them."""
+        """The rows with these indices, int64 [B], as every evaluation reads them."""
         return self.read(rows, numbers, [of_row(_EVALUATION_SEED, 0, number) for number in numbers.tolist()])
 
     def evaluate(self, model: PreTrainedModel, corpus: RowCorpus[Kind], evaluator: Evaluator) -> Outcome:
         rows, budget = corpus.validation, evaluator.budget
         numbers = range(rows.count)[budget.part(rows.count, corpus.corpus.length("validation"))]
         metrics = self.measured(model, rows, numbers, evaluator)
-        return Outcome(metrics, notes=self.reported(budget, len(numbers), rows.count, self.rows_are))
+        first = {name: one.to(model.device) for name, one in self.read_scored(rows, np.array([0])).items()}
+        with torch.no_grad(), arithmetic(self.config.dtype, model.device):
+            samples = self.samples(model, first)
+        notes = self.reported(budget, len(numbers), rows.count, self.rows_are)
+        return Outcome(metrics, samples=samples, notes=notes)
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         refuse_reader(question)

@@ -1,16 +1,14 @@
-"""The span corruption of T5 (Raffel 2020, sections 3.1.4 and 3.3.4): some spans of a text are left out, and wanted.
+"""The span corruption of T5 (Raffel 2020, sections 3.1.4 and 3.3.4): spans of a text are left out and become the
+target.
 
     text     Thank you for inviting me to your party last week .
     input    Thank you <X> me to your party <Y> week .
     target   <X> for inviting <Y> last <Z>
 
-15 of 100 tokens are left out, in spans of 3 on average. A sentinel, of which each comes once, stands in the input for
-each span; the target is every span behind its sentinel, and one sentinel more, which says that this is all. All texts
-of one length lose as many tokens in as many spans; where they stand is drawn uniformly, and no two spans touch.
+15 of 100 tokens are left out, in spans of 3 on average. In the input, a different sentinel replaces each span. The
+target is every span after its sentinel, and a final sentinel. All texts of one length lose the same number of tokens in
+the same number of spans. Their positions are drawn uniformly, and no two spans touch.
 """
-
-from bisect import bisect_right
-from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -19,46 +17,8 @@ from asterism.training.data.corpora.packing import TokenStream
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.corpora.tokenization import Needs, sentinel_ids
 from asterism.training.objectives.denoising import Denoising, Pairs, Room
+from asterism.training.objectives.span_sizes import SpanSizes
 from asterism.training.settings.configuration import RunConfig
-
-NOISE_SHARE = 0.15
-MEAN_SPAN = 3.0
-
-
-@dataclass(frozen=True)
-class SpanSizes:
-    """How many `tokens` a text has, how many of them are left out (`noise`), and in how many `spans`."""
-
-    tokens: int
-    noise: int
-    spans: int
-
-    @classmethod
-    def of(cls, tokens: int) -> "SpanSizes":
-        """Those for a text of so many tokens, 2 at least: a token stays between two spans, and one is left out."""
-        noise = min(max(1, round(NOISE_SHARE * tokens)), tokens - 1)
-        spans = min(max(1, round(noise / MEAN_SPAN)), tokens - noise + 1)
-        return cls(tokens, noise, spans)
-
-    @classmethod
-    def fitting(cls, room: int) -> "SpanSizes":
-        """Those of the longest text whose input has at most `room` tokens, 2 at least, sentinels included.
-
-        An input never gets shorter as its text gets longer, nor is it shorter than half of it.
-        """
-        tokens = range(2, 2 * room + 4)
-        too_long = bisect_right(tokens, room, lo=1, key=lambda count: cls.of(count).input_tokens)
-        return cls.of(tokens[too_long - 1])
-
-    @property
-    def input_tokens(self) -> int:
-        """How many tokens are left, sentinels included."""
-        return self.tokens - self.noise + self.spans
-
-    @property
-    def target_tokens(self) -> int:
-        """How many are wanted, sentinels included."""
-        return self.noise + self.spans + 1
 
 
 def corrupt_spans(
@@ -92,7 +52,7 @@ def _parts(whole: int, count: int, random: np.random.Generator) -> np.ndarray:
 
 
 class SpanPairs(Pairs):
-    """Rows of one length, packed end to end (`packing.py`), of which spans are left out.
+    """Rows of one length, packed end to end (`packing.py`), from which spans are left out.
 
     Raises DataError for a split with too few tokens.
     """
@@ -111,7 +71,7 @@ class SpanPairs(Pairs):
 
 
 class SpanCorruption(Denoising):
-    """Rows of the length of which the input fills the context."""
+    """Span corruption of rows whose inputs fill the context."""
 
     @classmethod
     def needs(cls, config: RunConfig) -> Needs:

@@ -1,7 +1,7 @@
-"""What a fine-tuning run begins with: the folder of a model, or the shape of a recipe, for those who have no model yet.
+"""The start of a fine-tuning run: the folder of a model, or the shape of a recipe with new weights.
 
-A recipe gives the shape of the model that it pretrains, for as many tokens as are asked for; weights are new. Tokens
-are the values of a modality, or those of a tokenizer that needs no text to learn from.
+A recipe gives the shape of the model that it pretrains, for the requested number of tokens. Tokens are the values of a
+modality, or those of a tokenizer that does not learn from text.
 """
 
 import tempfile
@@ -18,15 +18,15 @@ from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 from asterism.training.settings.registry import OBJECTIVES
 
 LEARNED = ("bpe", "unigram", "dna-bpe")
-"""The tokenizers that are trained on text."""
+"""The tokenizers that learn from text."""
 
 
 @contextmanager
 def start_of(config: FineTuneConfig) -> Iterator[Path]:
-    """The folder with configuration and tokenizer of the model that a run begins with; of a recipe, while it is needed.
+    """The folder with configuration and tokenizer of the model with which a run begins; for a recipe, a temporary one.
 
-    Raises ConfigurationError for a recipe without `from_scratch` or whose tokenizer would have to be learned,
-    CheckpointError for what is no folder of a model.
+    Raises ConfigurationError for a recipe without `from_scratch`, or whose tokenizer must be learned, and
+    CheckpointError for a path that is not the folder of a model.
     """
     if config.model not in RECIPES or Path(config.model).exists():
         if config.tokenizer is not None:

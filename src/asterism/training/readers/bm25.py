@@ -1,16 +1,17 @@
-"""BM25: how much the words of a question say for each of several texts.
+"""BM25: rank several texts by the words of a question.
 
 Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009), section 3.4. With tf the count
 of a word in a text, l the words of the text, and avl their mean over the texts, the score of a text is
 
     sum over the words w of the question, repeated ones repeatedly, of   tf / (tf + k1 (1 - b + b l / avl)) * idf(w)
 
-k1 says how soon more of the same word adds nothing: 0 at once, 1.2 to 2 is usual. b says how much long texts are held
-against themselves: 0 not at all, 1 in full, 0.5 to 0.8 is usual. idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), where n of
-the N texts have w: with the 1 a word of all texts counts for little, and never against a text. No state, no chance.
+k1 decides how soon repetitions of a word stop adding to the score: at 0 immediately, and 1.2 to 2 is usual. b is the
+penalty of long texts: 0 is none, 1 is full, and 0.5 to 0.8 is usual. idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), where
+n of the N texts contain w. Because of the 1, a word of all texts counts little, and never against a text. The functions
+have no state and no randomness.
 
-It is written here because packages of BM25 index one collection for many questions, where each document here is a
-collection of its own, asked once.
+It is written here because packages of BM25 index one collection for many questions. Here each document is a collection
+that is queried once.
 """
 
 import math
@@ -30,7 +31,7 @@ def words_of(text: str) -> list[tuple[str, int]]:
 
 
 def count_words(text: str, begins: ArrayLike, ends: ArrayLike) -> list[Counter[str]]:
-    """The words of several parts of a text, counted; a word belongs to the parts in which it begins.
+    """Count the words of several parts of a text; a word belongs to the parts in which it begins.
 
     Parts are characters `begins[i]` to `ends[i]`, both in ascending order; they may overlap.
     """
@@ -41,7 +42,9 @@ def count_words(text: str, begins: ArrayLike, ends: ArrayLike) -> list[Counter[s
 
 
 def bm25(asked: Mapping[str, int], texts: Sequence[Mapping[str, int]], *, k1: float, b: float) -> list[float]:
-    """The score of each text for the words asked for; words are counted in both. 0 for a text with none of them."""
+    """The score of each text for the words of a question; both are word counts. A text with none of the words
+    scores 0.
+    """
     lengths = [sum(text.values()) for text in texts]
     average = sum(lengths) / len(texts) or 1.0
     scores = [0.0] * len(texts)

@@ -1,4 +1,4 @@
-"""Reading once, from the start: the whole document, or what of it fits into a row."""
+"""Readers that read once from the start: the whole document, or as much as fits into a row."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from asterism.training.readers.reader import Document, Reader, Row
 
 @dataclass(frozen=True)
 class Whole(Reader):
-    """All of the document, in one row; a document that does not fit is refused, as nothing is cut."""
+    """The whole document in one row. A document that does not fit is refused; nothing is cut."""
 
     name: ClassVar[str] = "whole"
 
@@ -35,7 +35,7 @@ class Whole(Reader):
 
 @dataclass(frozen=True)
 class Cut(Reader):
-    """The first tokens of the document, as many as fit into a row; what is beyond is not read."""
+    """The first tokens of the document, as many as fit into a row. The rest is not read."""
 
     name: ClassVar[str] = "cut"
     cuts: ClassVar[bool] = True

@@ -1,17 +1,17 @@
-"""A scorer that learned which windows of a document are wanted: of BM25, and of the words of questions and windows.
+"""A scorer that learns which windows of a document to prefer, from BM25 and from the words of questions and windows.
 
     score of a window = beta * b + sum over its words w of x_w (u_w + a . B_w)
     a                 = sum over the question's words w of q_w A_w
 
 b is the window's BM25 score among those of its document, in standard deviations from their mean. x_w = ln(1 + count),
-made to a vector of length 1, and so is q_w. Words are in `BUCKETS` by their CRC-32; A, B and u have a row for each. So
-a question can find a window that shares no word with it (a dual encoder of bags of words, as Huang et al. 2013,
-"Learning Deep Structured Semantic Models for Web Search using Clickthrough Data", with one linear layer), and u says
-what wanted windows are about, whatever is asked.
+normalised to a vector of length 1, and likewise q_w. Words are hashed into `BUCKETS` by their CRC-32, and A, B and u
+have a row for each bucket. So a question can find a window that shares no word with it. This is a dual encoder of bags
+of words with one linear layer, as in Huang et al. 2013, "Learning Deep Structured Semantic Models for Web Search using
+Clickthrough Data". u describes the words of preferred windows, independently of the question.
 
-It learns from documents that say which windows are wanted: -log softmax(scores) of those, by AdaGrad, document after
-document, until it no longer falls on the documents kept apart. It begins as BM25, and is BM25 in the end if nothing
-better was found. All is in float64, and is a function of the lessons and the seed.
+It learns from documents whose preferred windows are known. AdaGrad minimises their -log softmax(scores), one document
+at a time, until the loss on held-out documents stops falling. It begins as BM25, and remains BM25 if nothing better is
+found. Everything is in float64 and a function of the lessons and the seed.
 """
 
 import zlib
@@ -33,17 +33,17 @@ SCORER = "scorer.safetensors"
 """The file in a model's folder."""
 BUCKETS = 2**15
 WIDTH = 32
-"""Numbers that stand for a word."""
+"""Length of the vector of a word."""
 PASSES = 12
-"""At most, over the lessons."""
+"""Most passes over the lessons."""
 PATIENCE = 2
-"""Passes that may bring nothing."""
+"""Passes without improvement before training stops."""
 STEP = 0.1
-"""Of AdaGrad."""
+"""The learning rate of AdaGrad."""
 APART = 10
-"""Every tenth document is kept apart."""
+"""Every tenth document is held out."""
 FEWEST = 20
-"""Lessons to learn from."""
+"""The fewest lessons from which a scorer is learned."""
 
 Words = Mapping[str, int]
 """The words of a text, counted."""
@@ -84,7 +84,7 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """Which windows of a document are wanted.
+    """A document whose preferred windows are known.
 
     question, windows  what is asked (of one text), and the windows, as numbers
     bm25               float64 [windows]: b
@@ -98,15 +98,15 @@ class Lesson:
 
     @classmethod
     def of(cls, question: Words | None, windows: Bags, bm25: Sequence[float], wanted: Sequence[float]) -> "Lesson":
-        """Of BM25's scores as they are, and of what is wanted in any unit, some of it above 0."""
+        """Make a lesson of BM25's raw scores and of preferences in any unit, at least one of them above 0."""
         scores, share = torch.tensor(bm25, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64)
         spread = float(scores.std(correction=0)) or 1.0
         return cls(Bags.of([question or {}]), windows, (scores - scores.mean()) / spread, share / share.sum())
 
 
 class Scorer(nn.Module):
-    """What was learned: A in `asked` [BUCKETS, WIDTH], B and u side by side in `read` [BUCKETS, WIDTH + 1], `beta` [1]:
-    float64 each."""
+    """The learned weights, float64: A in `asked` [BUCKETS, WIDTH], B and u side by side in `read` [BUCKETS, WIDTH + 1],
+    and `beta` [1]."""
 
     def __init__(self, asked: torch.Tensor, read: torch.Tensor, alone: torch.Tensor, beta: torch.Tensor) -> None:
         """Of A, B, u [BUCKETS] and beta, in any dtype."""
@@ -117,14 +117,14 @@ class Scorer(nn.Module):
 
     @classmethod
     def untaught(cls, seed: int) -> "Scorer":
-        """One that ranks as BM25 does, nearly: a word is a little like itself, and like no other."""
+        """A scorer that ranks nearly as BM25 does: a word slightly matches itself, and no other."""
         draw = np.random.Generator(np.random.Philox(seed))
         words = torch.from_numpy(draw.normal(0, 0.05, (BUCKETS, WIDTH)).astype(np.float32))
         return cls(words, words, torch.zeros(BUCKETS), torch.ones(1))
 
     @classmethod
     def load(cls, folder: Path) -> "Scorer":
-        """The scorer in a model's folder. Raises CheckpointError for one that is missing, damaged, or another thing."""
+        """Load the scorer in a model's folder. Raises CheckpointError if it is missing, damaged, or not a scorer."""
         tensors = read_tensors(folder / SCORER)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if shapes != _SHAPES:
@@ -147,34 +147,34 @@ class Scorer(nn.Module):
 
     @torch.no_grad()
     def scores(self, question: Words | None, windows: Sequence[Words], bm25: Sequence[float]) -> list[float]:
-        """The score of each window, of which BM25 gives one, too. Without a question what windows say decides."""
+        """The score of each window, given its BM25 score. Without a question, the windows' words alone decide."""
         found = self(Lesson.of(question, Bags.of(windows), bm25, [1.0] * len(windows)))
-        return [round(score, 6) for score in found.tolist()]  # what is beyond the last bits decides nothing
+        return [round(score, 6) for score in found.tolist()]  # differences in the last bits decide nothing
 
     def round_(self) -> None:
-        """Make it what it is when it is loaded, which learns no more."""
+        """Round the weights as saving and loading does. Such a scorer learns no more."""
         for one in self.parameters():
             one.requires_grad_(False).copy_(one.float())
 
     def loss(self, lesson: Lesson) -> torch.Tensor:
-        """-log softmax(scores) of what is wanted: a scalar, float64."""
+        """-log softmax(scores) of the preferred windows: a float64 scalar."""
         return -(lesson.wanted * self(lesson).log_softmax(0)).sum()
 
     def is_right(self, lesson: Lesson) -> bool:
-        """Whether the window that it ranks best is wanted."""
+        """Whether its best window is a preferred one."""
         return bool(lesson.wanted[self(lesson).argmax()] > 0)
 
 
 def learn(lessons: Sequence[Lesson], documents: Sequence[str], seed: int) -> tuple[Scorer, dict[str, float]]:
-    """A scorer of `FEWEST` lessons or more, and how often its best window is wanted: `scorer`, and `bm25`, of `lessons`
-    that were kept apart.
+    """Learn a scorer from `FEWEST` lessons or more. Also returns how often the best window is a preferred one, by
+    `scorer` and by `bm25`, among the `lessons` that were held out.
 
-    `documents` says which document each lesson is about: those of one are kept apart together.
+    `documents` gives the document of each lesson. All lessons of a document are held out together, or none.
     """
     numbers = {one: number for number, one in enumerate(dict.fromkeys(documents))}
     apart = [one for one, document in zip(lessons, documents, strict=True) if numbers[document] % APART == APART - 1]
     taught = [one for one, document in zip(lessons, documents, strict=True) if numbers[document] % APART != APART - 1]
-    if not apart or not taught:  # fewer documents than APART: the last lessons will do
+    if not apart or not taught:  # fewer documents than APART: the last lessons are held out
         held = max(1, len(lessons) // APART)
         taught, apart = list(lessons[:-held]), list(lessons[-held:])
     scorer = Scorer.untaught(seed)

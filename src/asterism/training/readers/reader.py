@@ -1,9 +1,9 @@
-"""What a reader is: which stretches of a document's tokens stand together in a row that the model reads.
+"""The definition of a reader: it chooses which stretches of a document's tokens share a row of the model's input.
 
     document -> rows -> what the model says of each -> (the rows to read next -> ...) -> one answer
 
-A reader is an immutable value; it is its text, such as "windows(length=512, stride=128)". It knows neither tokenizer
-nor model: the task makes rows of the stretches, and one answer of what the model says about the rows.
+A reader is an immutable value and equal to its text, such as "windows(length=512, stride=128)". It depends neither on
+the tokenizer nor on the model. The task makes rows of the stretches, and makes one answer of the model's results.
 
 Invariant: the rows of a document are a function of the document and the reader alone.
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Stretch = tuple[int, int]
 """Tokens of a document: the number of the first, and that after the last."""
 Row = tuple[Stretch, ...]
-"""What a row of the model's input holds of a document: stretches in the document's order that do not touch."""
+"""The part of a document in one row of the model's input: stretches in the document's order that do not touch."""
 
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """What a reader sees of a document.
+    """A document as a reader sees it.
 
     tokens    how many it has
     room      how many of them a row has place for, beside the question and special tokens
@@ -51,16 +51,16 @@ class Document:
 class Reader(ABC):
     """One way to read a document.
 
-    `length` is how many tokens a row has at most, the question and special tokens included; None: as many as the run.
+    `length` is the most tokens of a row, including the question and special tokens; None means the run's length.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Raised where it makes other rows of the same documents than it made before."""
+    """The version; it is raised when the reader makes other rows of the same documents than before."""
     cuts: ClassVar[bool] = False
-    """Whether no more of a document is read than its first tokens that fit into a row."""
+    """Whether only the first tokens of a document are read, as many as fit into a row."""
     chooses: ClassVar[bool] = False
-    """Whether it chooses the stretches of a document that the answer is made of."""
+    """Whether it chooses the stretches of a document from which the answer is made."""
 
     length: int | None = None
 
@@ -73,33 +73,33 @@ class Reader(ABC):
 
     @abstractmethod
     def rows(self, document: Document) -> list[Row]:
-        """What is read of a document, one row at least. Its tokens and its room are 1 at least, room `needs`."""
+        """The rows of a document, at least one. The document has at least one token, and room for at least `needs`."""
 
     def training_rows(self, document: Document) -> list[Row]:
-        """What a model is trained on to be asked by this reader."""
+        """The rows on which a model is trained for this reader."""
         return self.rows(document)
 
     @property
     def pools_by(self) -> str | None:
-        """How what is said about several rows becomes one answer, for a reader that does so."""
+        """How the results of several rows become one answer, for a reader that pools."""
         return None
 
     @property
     def learns(self) -> bool:
-        """Whether it reads only documents with a `scorer`, which learned from training documents."""
+        """Whether it requires documents with a `scorer`, which is learned from training documents."""
         return False
 
     @property
     def needs(self) -> int:
-        """How many tokens of a document a row must have place for."""
+        """The number of tokens of a document for which a row needs room."""
         return 1
 
     def refusal(self, document: Document) -> str | None:
-        """Why this reader cannot read a document, if it cannot."""
+        """The reason why this reader cannot read a document, or None."""
         return None
 
     def settled(self, pools: Sequence[str]) -> Self:
-        """The same reader as a task that pools by one of `pools` keeps it: the length of its rows is the task's.
+        """The same reader as stored by a task that pools by one of `pools`; the length of its rows is the task's.
 
         Raises ConfigurationError if it pools in another way.
         """
@@ -113,7 +113,7 @@ class Reader(ABC):
 
 
 def windows_of(tokens: int, size: int, shared: int) -> list[Stretch]:
-    """Windows of `size` tokens that follow each other, each sharing `shared` tokens with the one before, to the end.
+    """Consecutive windows of `size` tokens to the end of the document, which overlap by `shared` tokens.
 
     The last may be shorter. `shared` is less than `size`.
     """
@@ -121,7 +121,7 @@ def windows_of(tokens: int, size: int, shared: int) -> list[Stretch]:
 
 
 def together(windows: Sequence[Stretch]) -> Row:
-    """Windows as the stretches of one row: in the document's order, what they share once, neighbours joined."""
+    """Windows as the stretches of one row: in the document's order, overlaps kept once, touching ones joined."""
     row: list[Stretch] = []
     for begin, end in sorted(windows):
         if row and begin <= row[-1][1]:

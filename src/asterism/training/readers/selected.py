@@ -1,12 +1,10 @@
-"""Reading the best windows of a document together: those that BM25, a scorer that learned, or the model itself at first
-sight ranks best.
+"""Readers of the best windows of a document, ranked by BM25, by a learned scorer, or by the model's first reading.
 
-A row is made of k windows, so each has a k-th of the place that a row has. A document that fits is read whole.
+A row consists of k windows, and each gets a k-th of its room. A document that fits is read whole.
 
-Windows are ranked against the question. Where nothing is asked, as in classification, they are ranked against the
-document itself: its words, as often as it has them, so that windows are best which are about what the document says
-often, though not everywhere (a word of every window weighs nothing). This needs no labels, and nothing but the
-document.
+Windows are ranked by the question. A task without a question, such as classification, uses the document itself as the
+question; each word counts as often as it occurs. The best windows are then about topics that the document mentions
+often, but not in every window (a word of every window weighs nothing). This needs no labels and no other documents.
 """
 
 import re
@@ -27,7 +25,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 @dataclass(frozen=True)
 class _Ranking(Reader):
-    """A reader of the best `k` windows, where consecutive windows share `stride` tokens."""
+    """A reader of the best `k` windows. Consecutive windows overlap by `stride` tokens."""
 
     k: int = 4
     stride: int = 0
@@ -46,23 +44,24 @@ class _Ranking(Reader):
         return self.k * (self.stride + 1)
 
     def windows(self, document: Document) -> list[Stretch]:
-        """The windows that are ranked; one, if the document fits into a row."""
+        """The windows to rank; a single one if the document fits into a row."""
         if document.tokens <= document.room:
             return [(0, document.tokens)]
         return windows_of(document.tokens, document.room // self.k, self.stride)
 
     def ranked(self, document: Document, windows: Sequence[Stretch]) -> list[Stretch]:
-        """The windows, the best first; of equals the earlier one."""
+        """The windows, best first; of equal ones the earlier one first."""
         scores = self.scores(document, words_in(document, windows))
         return [windows[number] for number in sorted(range(len(windows)), key=lambda one: (-scores[one], one))]
 
     def scores(self, document: Document, words: Sequence[Counter[str]]) -> list[float]:
-        """What windows with these words are worth: BM25."""
+        """The BM25 scores of windows with these words."""
         question = document.text if document.question is None else document.question
         return bm25(counted(question), words, k1=self.k1, b=self.b)
 
     def votes(self, words: Sequence[Counter[str]], text: str) -> list[tuple[str, int]]:
-        """The sentences of a text, each with the number of the window that BM25 ranks best for it, of equals the first.
+        """The sentences of a text, each with the index of the window that BM25 ranks best for it; of equal ones the
+        first.
 
         `words` are those of each window.
         """
@@ -77,8 +76,8 @@ class _Ranking(Reader):
 class Selected(_Ranking):
     """The `k` windows that rank best, read together in the document's order.
 
-    They are ranked `by` "bm25", or by a scorer that has "learned" which windows training documents want; what that is
-    their task says.
+    They are ranked `by` "bm25", or by a scorer that has "learned" which windows of training documents to prefer. The
+    task defines the preferred windows.
     """
 
     name: ClassVar[str] = "selected"
@@ -96,7 +95,7 @@ class Selected(_Ranking):
         return self.by == "learned"
 
     def scores(self, document: Document, words: Sequence[Counter[str]]) -> list[float]:
-        """BM25, or what was learned of it and of words."""
+        """The scores of BM25, or of the learned scorer."""
         found = super().scores(document, words)
         if not self.learns:
             return found
@@ -110,10 +109,10 @@ class Selected(_Ranking):
 
 @dataclass(frozen=True)
 class Iterated(_Ranking):
-    """Every window is read by itself; the `k` in which the model found most are kept, and read again together.
+    """Every window is read alone. Then the `k` windows in which the model found most are read together.
 
-    Trained on the windows that BM25 ranks best, each by itself and `k` together, and on as many of the others, evenly
-    spread, by themselves: what the model will find is not known before it has learned.
+    Before training, the model cannot rank windows, so BM25 ranks them. The model is trained on the `k` best windows,
+    together and each alone, and on up to `k` of the others, evenly spread, each alone.
     """
 
     name: ClassVar[str] = "iterated"
@@ -132,20 +131,20 @@ class Iterated(_Ranking):
         return [together(ranked[: self.k]), *((window,) for window in sorted({*ranked[: self.k], *some}))]
 
     def again(self, rows: Sequence[Row], found: Sequence[float]) -> Row:
-        """What is read again, after the model found so much in each of the rows."""
+        """The row to read again, given how much the model found in each of the rows."""
         best = sorted(range(len(rows)), key=lambda one: (-found[one], one))[: self.k]
         return together([stretch for number in best for stretch in rows[number]])
 
 
 @dataclass(frozen=True)
 class SummarizedParts(Iterated):
-    """As `iterated`, where the model finds texts, such as summaries: rows are parts of the document, each a row long.
+    """`iterated` for models that write texts, such as summaries: rows are parts of the document, each a row long.
 
-    The texts are read again together, in parts if need be. What a part is to say in training is the sentences of the
-    whole text that it ranks best for (as the sections of Gidiotis and Tsoumakas 2020, who compare by ROUGE).
+    The texts of the parts are read again together, if necessary in parts. In training, each sentence of the target goes
+    to the part that BM25 ranks best for it (as for the sections of Gidiotis and Tsoumakas 2020, who compare by ROUGE).
     """
 
-    chooses: ClassVar[bool] = False  # what is read last are summaries, and no stretches of the document
+    chooses: ClassVar[bool] = False  # the last rows are summaries, not stretches of the document
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +162,7 @@ class SummarizedParts(Iterated):
         return [(window,) for window in windows_of(document.tokens, document.room, self.stride)]
 
     def shared_out(self, document: Document, parts: Sequence[Row], text: str) -> list[str]:
-        """What of a text each part is to say: every sentence goes to the part that BM25 ranks best for it."""
+        """The target of each part: every sentence of a text goes to the part that BM25 ranks best for it."""
         words = words_in(document, [(part[0][0], part[-1][1]) for part in parts])
         said: list[list[str]] = [[] for _ in parts]
         for sentence, number in self.votes(words, text):

@@ -26,10 +26,10 @@ MEANING = "how documents become rows: " + ", ".join(f"{name}()" for name in VOCA
 
 
 def parse_reader(text: str) -> Reader:
-    """The reader that a text means; `parse_reader(str(reader)) == reader`.
+    """Parse the text of a reader; `parse_reader(str(reader)) == reader`.
 
-    Raises ConfigurationError, in one line, for unknown names (with the nearest known one), wrong arguments, and
-    anything that is no such call.
+    Raises ConfigurationError, in one line, for unknown names (and names the nearest known one), wrong arguments, and
+    anything that is not such a call.
     """
     reader: Reader = VOCABULARY.parse(text)
     return reader

@@ -1,4 +1,4 @@
-"""Reading all of a document through overlapping windows, each by itself, and pooling what is said about them."""
+"""A reader of all of a document through overlapping windows, each alone; their results are pooled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,15 @@ from asterism.errors import ConfigurationError
 from asterism.training.readers.reader import Document, Reader, Row, windows_of
 
 POOLS = ("mean", "max", "span")
-"""Ways to make one answer of what is said about several windows. Which of them suit is the task's to say."""
+"""The ways to pool the results of several windows. The task decides which of them it accepts."""
 
 
 @dataclass(frozen=True)
 class Windows(Reader):
-    """One row after the other to the end of the document, each sharing `stride` tokens of it with the row before.
+    """Consecutive rows to the end of the document, which overlap by `stride` of its tokens.
 
-    `pool` makes one answer of the rows: "mean" or "max" of what is likely, or the best "span"; None: as the task does.
+    `pool` makes one answer of the rows: "mean" or "max" of the probabilities, or the best "span". None means the
+    task's.
     """
 
     name: ClassVar[str] = "windows"

@@ -1,1 +1,1 @@
-"""How a run goes: its setup, its folder, the loop and the session beside it."""
+"""The execution of a run: its setup, its folder, the training loop, and the session that watches it."""

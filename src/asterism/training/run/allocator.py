@@ -1,12 +1,12 @@
-"""Memory that a step gives back is there for the next one.
+"""Keep the memory that a step frees for the next one.
 
-The tensors of a step are too large for the C library to keep by itself: it hands them back to the system as soon as
-they are free, and the system clears every page anew, ten thousand of them in a step of `bytes-small`, a twentieth of
-its time. Only speed changes. Other C libraries than glibc have no such setting and are left as they are.
+The tensors of a step are so large that the C library returns them to the system as soon as they are freed. The system
+then clears every page again: ten thousand pages in a step of `bytes-small`, a twentieth of its time. Only speed
+changes. C libraries other than glibc have no such setting and are left alone.
 
-Where rows vary in length, a step rarely fits into the blocks that earlier ones gave back: these are cut up, with what
-lives on between them, and the heap grows as long as there are new lengths. So what is free is given back to the system
-whenever it has become much more than a step needs; where all steps are alike, that is never.
+If rows vary in length, a step rarely fits into the blocks that earlier steps freed. The heap fragments and grows with
+every new length. So free memory is returned to the system whenever it is much more than a step needs. If all steps are
+alike, that never happens.
 """
 
 import ctypes
@@ -19,17 +19,17 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of settings in glibc's malloc.h."""
 
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
-"""glibc takes no larger one, and by itself ends at this one in a process that frees such blocks, with twice as much as
-the other threshold."""
+"""glibc's largest threshold, which it reaches by itself in a process that frees such blocks, with twice as much for the
+other threshold."""
 
 _RESIDENT = Path("/proc/self/statm")
 
 _MOST_STEPS = 1.5
-"""How much may be kept, in units of what the longest step needed that was measured."""
+"""The bound of kept memory, as a multiple of the need of the longest measured step."""
 
 
 class Heap:
-    """What steps leave behind, kept within a bound; `tidy` is called between them."""
+    """Bounds the free memory that steps leave behind; `tidy` is called between steps."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(None)
@@ -39,7 +39,7 @@ class Heap:
         self.is_measuring = False
 
     def tidy(self) -> None:
-        """Give back what is free, if it is more than steps need."""
+        """Return free memory to the system, if it is more than steps need."""
         if not self.can_tidy:
             return
         resident = _resident_bytes()
@@ -51,13 +51,15 @@ class Heap:
 
 
 def _resident_bytes() -> int:
-    """How much memory this process has."""
+    """Bytes of memory that this process occupies."""
     return int(_RESIDENT.read_text().split()[1]) * mmap.PAGESIZE
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Within the body, blocks of up to 32 MiB that are freed stay with the process; at the end they are given back."""
+    """Within the body, freed blocks of up to 32 MiB stay with the process. At the end they are returned to the
+    system.
+    """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         yield

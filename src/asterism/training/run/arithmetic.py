@@ -1,4 +1,4 @@
-"""The arithmetic that a run computes in, in training and ever after, and the loss in it."""
+"""The arithmetic of a run, in training and afterwards, and its loss."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,13 +18,13 @@ from asterism.training.settings.configuration import Dtype, TrainingConfig
 Config = TypeVar("Config", bound=TrainingConfig)
 
 _WORTH_IT = 1.2
-"""How many times as fast as float32 bfloat16 must be: it also casts every weight, and rounds."""
+"""The speed-up over float32 from which bfloat16 is chosen, because it also casts every weight, and rounds."""
 
 _PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def settled(config: Config) -> Config:
-    """The configuration with dtype "auto" replaced by what the machine multiplies matrices faster in."""
+    """The configuration with dtype "auto" replaced by the dtype in which this machine multiplies matrices faster."""
     if config.dtype != "auto":
         return config
     return replace(config, dtype="bfloat16" if _prefers_bfloat16() else "float32")
@@ -33,7 +33,7 @@ def settled(config: Config) -> Config:
 def _prefers_bfloat16() -> bool:
     """Whether the device that runs are trained on, a GPU if there is one, multiplies bfloat16 faster.
 
-    A processor without instructions for it does not, whatever the figures are that answer.
+    A processor without instructions for it never does, whatever the measured figures are.
     """
     device = device_of_runs()
     if device.type == "cpu":
@@ -45,7 +45,7 @@ def _prefers_bfloat16() -> bool:
 
 
 def notes_on_dtype(asked: Dtype, taken: Dtype) -> list[str]:
-    """What the machine decided, or would have, for people."""
+    """Notes for people on the dtype that the machine decided, or would have decided."""
     if asked != taken:
         return [f"dtype: auto chose {taken}"]
     if asked == "bfloat16" and device_of_runs().type == "cpu" and not multiplies_bfloat16():
@@ -54,24 +54,24 @@ def notes_on_dtype(asked: Dtype, taken: Dtype) -> list[str]:
 
 
 def weights_dtype(dtype: Dtype) -> torch.dtype:
-    """What weights, gradients and moments are kept in."""
+    """The dtype of weights, gradients and moments."""
     return torch.float64 if dtype == "float64" else torch.float32
 
 
 def computed_in(dtype: Dtype) -> torch.dtype:
-    """The type of products, those of the optimiser among them: none is narrower. "auto" must be settled."""
+    """The dtype of matrix products, including those of the optimiser; none is narrower. "auto" must be settled."""
     return _PRODUCTS[dtype]
 
 
 def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
-    """The context in which a model computes: as it is, but autocast for bfloat16. "auto" must be settled."""
+    """The context in which a model computes: autocast for bfloat16, none otherwise. "auto" must be settled."""
     return torch.autocast(device.type, torch.bfloat16, enabled=computed_in(dtype) == torch.bfloat16)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within the body the caller's autocast, which the backward pass would see, and its `no_grad` do not hold: only a
-    run's configuration decides how it computes."""
+    """Within the body, the caller's autocast and `no_grad` have no effect, also on the backward pass. Only the
+    configuration of a run decides how it computes."""
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda"):
@@ -81,7 +81,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def wide(logits: torch.Tensor) -> torch.Tensor:
-    """Logits [...] in float32, or wider where they are: what losses are computed in."""
+    """Logits [...] in float32, or unchanged if they are wider. Losses are computed in this dtype."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -95,22 +95,22 @@ def loss_of(
     positive_weight: float = 1.0,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """The mean loss of a batch or slice, in nats, as the model itself computes it: a scalar to differentiate, of the
-    type of the weights.
+    """The mean loss of a batch or slice, in nats, as the model computes it: a differentiable scalar in the dtype of the
+    weights.
 
-    A batch holds the arguments of the model, labels among them; `seed` decides what the attention of a model of ours
-    drops, and is None for others. With `label_smoothing` (Szegedy 2016, section 7) that share of the wanted probability
-    is spread over all tokens. Where labels are float [B, columns] of 0 and 1, a 1 counts `positive_weight` times as
-    much as a 0 (Zaheer 2020, appendix F). `weights` are those of this slice in its step: of what is a mean over labels,
-    and of what is one over rows (the next sentence). No loss is computed anywhere else.
+    A batch holds the arguments of the model, including labels. `seed` decides the dropout in the attention of our
+    models, and is None for others. With `label_smoothing` (Szegedy 2016, section 7), that share of the target
+    probability is spread over all tokens. If labels are float [B, columns] of 0 and 1, a 1 counts `positive_weight`
+    times as much as a 0 (Zaheer 2020, appendix F). `weights` are those of this slice in its step: one for means over
+    labels, and one for means over rows (the next sentence). No loss is computed anywhere else.
 
-    Within `sequence_parallel` the value is that of all tokens, and the gradient this process's part.
+    Within `sequence_parallel`, the value is that of all tokens, and the gradient is this process's part.
     """
     with arithmetic(dtype, batch["input_ids"].device):
         found = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48}))
     loss: torch.Tensor = found.loss.to(weights_dtype(dtype))
     if positive_weight != 1:
-        # The model's mean has each 1 once; the rest of its weight is added.
+        # The model's mean counts each 1 once; the rest of its weight is added.
         ones = batch["labels"] * nn.functional.softplus(-found.logits.float())
         loss = loss + (positive_weight - 1) * _of_rows(ones.mean())
     if label_smoothing:
@@ -128,13 +128,13 @@ def loss_of(
 
 
 def _of_rows(mean: torch.Tensor) -> torch.Tensor:
-    """A mean over whole rows, which all who share their tokens compute: it is counted once."""
+    """A mean over whole rows, which all processes that share the rows compute. It is counted once."""
     context = sharding()
     return mean if context is None else whole(counted_once(mean, context.group), context.group)
 
 
 def _of_tokens(values: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens of all who share them."""
+    """The mean over the tokens of all processes that share the rows."""
     context = sharding()
     if context is None:
         return values.mean()

@@ -1,7 +1,7 @@
-"""Weights, optimiser state and counters in files that hold data only: safetensors and JSON, never pickle.
+"""Store weights, optimiser state and counters in files of data only: safetensors and JSON, never pickle.
 
-Reading checks everything: a file that is missing, cut off, unparsable or about another model is named in a
-CheckpointError, and nothing is changed before all of it has been read.
+Reading checks everything. A CheckpointError names a file that is missing, cut off, unparsable, or of another model.
+Nothing is changed before everything is read.
 """
 
 import json
@@ -27,7 +27,7 @@ OPTIMIZER = "optimizer.safetensors"
 
 @dataclass
 class TrainingState:
-    """What a run remembers besides tensors. Data and dropout are functions of (seed, step), so no generator is kept.
+    """The state of a run besides tensors. Data and dropout are functions of (seed, step), so no generator is stored.
 
     `seconds` is training time over all resumes; `loss_sum` is in nats, over the `loss_steps` steps since the
     last line of the history.
@@ -41,17 +41,17 @@ class TrainingState:
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """What a checkpoint keeps, whole: the weights by their names in the model, and the optimiser's moments."""
+    """The complete tensors of a checkpoint: the weights by their names in the model, and the optimiser's moments."""
 
     weights: dict[str, torch.Tensor]
     moments: dict[str, torch.Tensor]
 
 
 def gathered(model: PreTrainedModel, optimizer: torch.optim.Optimizer, processes: Processes) -> Tensors | None:
-    """The tensors of a checkpoint, in the process that leads; all have to ask, and None is what the others get.
+    """Gather the tensors of a checkpoint in the leading process. All processes must call it; the others get None.
 
-    Tensors that are shared out come together one after the other, in the leader's memory outside of its device: it
-    needs room there for all weights and moments, the others for the largest one.
+    Sharded tensors are gathered one after the other, into the leader's host memory. The leader needs room there for all
+    weights and moments, and the others for the largest tensor.
     """
     weights = gathered_weights(model, processes)
     moments = _gathered(_optimizer_tensors(model, optimizer), processes)
@@ -59,8 +59,8 @@ def gathered(model: PreTrainedModel, optimizer: torch.optim.Optimizer, processes
 
 
 def gathered_weights(model: PreTrainedModel, processes: Processes) -> dict[str, torch.Tensor]:
-    """The weights [...] by their names in the model, each in its dtype, whole in the process that leads; all have to
-    ask."""
+    """Gather the weights [...] by their names in the model, each in its dtype, in the leading process. All processes
+    must call it."""
     reshard(model)
     return _gathered(model.state_dict(keep_vars=True), processes)
 
@@ -84,10 +84,10 @@ def save_checkpoint(
     state: TrainingState,
     save_files: Callable[[Path], None],
 ) -> None:
-    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder.
+    """Write model, optimiser and state to a new folder, atomically. The folder is also a Hugging Face model folder.
 
-    `save_files` writes what belongs to the model besides, such as a tokenizer. state.json has the SHA-256 of every
-    file. Raises NonFiniteLossError, before anything is written, for a tensor that is not finite.
+    `save_files` writes the other files of the model, such as a tokenizer. state.json holds the SHA-256 of every file.
+    Raises NonFiniteLossError, before anything is written, for a tensor that is not finite.
     """
     parameters = {name: tensors.weights[name] for name, _ in model.named_parameters()}
     for what, kept in (("the weight", parameters), ("the optimiser's", tensors.moments)):
@@ -106,7 +106,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
-    """Restore what `save_checkpoint` wrote. Raises CheckpointError for anything damaged, missing or left over.
+    """Restore the files of `save_checkpoint`. Raises CheckpointError for anything damaged, missing or left over.
 
     `RunFolder.latest_checkpoint` has compared the files with their sums.
     """
@@ -130,7 +130,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
 def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] = ()) -> None:
     """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's.
 
-    Tensors that the model does not know may be there if their names begin with one of `unused`.
+    Tensors that the model does not have are allowed if their names begin with one of `unused`.
     """
     tensors, state = read_tensors(folder / WEIGHTS), model.state_dict(keep_vars=True)
     tensors = {name: tensor for name, tensor in tensors.items() if name in state or not name.startswith(unused)}
@@ -154,8 +154,8 @@ def read_state(folder: Path) -> TrainingState:
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of the first tensor [...], of any dtype, that holds an infinity or NaN, if any does. The device is
-    waited for once."""
+    """The name of the first tensor [...], of any dtype, that holds an infinity or NaN, or None. Waits for the device
+    once."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
     if not names:
         return None
@@ -165,7 +165,7 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def _moment_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, tuple[str, ...]]]:
-    """The optimiser's parameters by name, in its order, and what it keeps for each."""
+    """The optimiser's parameters by name, in its order, and the names of its moments for each."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = optimizer.param_groups
     return [(names[id(parameter)], MOMENTS[group["kind"]]) for group in groups for parameter in group["params"]]

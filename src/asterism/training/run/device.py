@@ -1,4 +1,4 @@
-"""The device that runs compute on: the one that the caller chose, or the accelerator if there is one."""
+"""The device of runs: the one that the caller chose, or the accelerator if there is one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,10 +14,11 @@ _CHOSEN: ContextVar[str] = ContextVar("kind of device", default="auto")
 
 @contextmanager
 def computing_on(name: str) -> Iterator[None]:
-    """Within the body, runs train and answer on this device: "cpu", "cuda" or "cuda:1"; "auto" leaves the choice.
+    """Within the body, runs train and predict on this device: "cpu", "cuda" or "cuda:1". "auto" leaves the choice to
+    us.
 
-    Raises ConfigurationError for a GPU that PyTorch does not find, and for a numbered one where a launcher started
-    several processes, each of which has a GPU of its own.
+    Raises ConfigurationError for a GPU that PyTorch does not find. It also does so for a numbered GPU if a launcher
+    started several processes, because each has its own GPU.
     """
     kind, _, number = name.partition(":")
     if kind not in ("auto", "cpu", "cuda"):
@@ -49,6 +50,6 @@ def device_of_runs() -> torch.device:
 
 
 def uses_cuda() -> bool:
-    """Whether questions are answered, and processes communicate, on GPUs of CUDA."""
+    """Whether runs predict, and processes communicate, on CUDA GPUs."""
     chosen = _CHOSEN.get()
     return torch.cuda.is_available() if chosen == "auto" else chosen == "cuda"

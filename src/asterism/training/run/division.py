@@ -1,8 +1,8 @@
-"""What the processes of a run can divide among them: refused, or weighed, once, before the run begins.
+"""Check once, before a run begins, whether its processes can divide the work, and how much attention would move.
 
-Where they share the tokens of rows, attention moves keys between them. The rows of a task differ in length, and by the
-same pattern a short one may need every key of every process where a long one needs few. The longest rows decide; a run
-that has begun is not ended because a row is short.
+If processes share the tokens of rows, attention moves keys between them. The rows of a task differ in length. Under the
+same pattern, a short row may need every key of every process, and a long one only a few. The longest rows decide. A run
+that has begun does not end because a row is short.
 """
 
 import hashlib
@@ -22,15 +22,17 @@ from asterism.training.run.setup import Setup
 from asterism.training.settings.configuration import TrainingConfig
 
 Layer = tuple[Pattern, Shards, Shards]
-"""The pattern of a layer's attention, and who holds its queries and its keys."""
+"""The pattern of a layer's attention, and the shards of its queries and of its keys."""
 
 
 _SHARED_OUT = ("llama", "gpt_neox", "bert", "modernbert")
-"""Kinds of models of transformers that are tested within `sequence_parallel`."""
+"""Model types of transformers that are tested within `sequence_parallel`."""
 
 
 def refuse_undivided(setup: Setup, processes: Processes) -> None:
-    """Raises ConfigurationError for a run that so many processes cannot divide, and where they read different data."""
+    """Raise ConfigurationError for a run that this number of processes cannot divide, or if they read different
+    data.
+    """
     if processes.alone:
         return
     config, parts = setup.config, processes.shape.row_parts
@@ -53,7 +55,7 @@ def refuse_undivided(setup: Setup, processes: Processes) -> None:
 
 
 def _refuse_whole_rows(setup: Setup) -> None:
-    """Raises ConfigurationError for a model of transformers whose rows, or whose loss, cannot be shared out."""
+    """Raise ConfigurationError for a model of transformers whose rows or whose loss cannot be divided."""
     shape, kind = setup.shape, setup.shape.model_type
     if kind not in _SHARED_OUT:
         raise ConfigurationError(
@@ -76,10 +78,11 @@ def _refuse_whole_rows(setup: Setup) -> None:
 
 
 def weighed(config: TrainingConfig, shape: PreTrainedConfig, longest: Sequence[int], processes: Processes) -> Processes:
-    """Processes that compute rows of any length, where in the longest no layer moves as much as dense attention.
+    """Return processes that may compute rows of any length, after checking that no layer of the longest row moves as
+    much as dense attention.
 
-    `longest`: tokens of the longest row, and of the longest target, if the model writes any. Raises ConfigurationError
-    where a layer would move as much, unless that was asked for.
+    `longest` holds the tokens of the longest row, and of the longest target if the model writes any. Raises
+    ConfigurationError if a layer would move as much, unless `dense_exchange` allows it.
     """
     if processes.shape.cp == 1 or processes.dense_exchange:
         return processes
@@ -93,7 +96,7 @@ def weighed(config: TrainingConfig, shape: PreTrainedConfig, longest: Sequence[i
 
 
 def refuse_dropout(shape: PreTrainedConfig, processes: Processes) -> None:
-    """Raises ConfigurationError for a model that drops pairs in training, for which every process needs every key."""
+    """Raise ConfigurationError for a model with dropout in attention, because every process would need every key."""
     if processes.shape.cp == 1 or processes.dense_exchange:
         return
     for name in ("attention_dropout", "attention_probs_dropout_prob"):

@@ -1,7 +1,7 @@
-"""Scores a model on batches: how many of them, by which processes, and who watches.
+"""Score a model on batches: how many, by which processes, and with which progress display.
 
-An objective says what a batch is and what is measured of it. That several processes take turns at the batches, or share
-the tokens of their rows, is known here alone.
+An objective defines a batch and its metrics. Only this file handles processes that take turns at batches or share the
+tokens of rows.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from asterism.training.settings.configuration import TrainingConfig
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """How an evaluation goes: the same for those on the way, at the end of a run, and that somebody asks for.
+    """Runs an evaluation, in the same way during a run, at its end, and on request.
 
     budget     how much data it may score
     processes  who does it together
@@ -46,7 +46,7 @@ class Evaluator:
         arguments: Collection[str] | None = None,
         of_rows: Collection[str] = (),
     ) -> dict[str, float]:
-        """What was measured of all rows together, the same in all processes; the model is left in evaluation mode.
+        """The sums over all rows, the same in all processes. The model is left in evaluation mode.
 
         read       rows of these numbers, int64 [B], as a batch: tensors whose first axis counts rows
         measure    named sums over a batch, from the model's output and the batch, on the model's device; where
@@ -54,8 +54,8 @@ class Evaluator:
         arguments  which tensors of a batch the model is given; None for all of them
         of_rows    the names of sums over rows, of which every process that shares their tokens finds the whole
 
-        A batch has as many rows as a slice of the run's batches. Sums are in float64, so that the result does not
-        depend on the number of batches.
+        A batch has as many rows as a slice of the run's batches. Sums are in float64, so the result does not depend on
+        the number of batches.
         """
         model.eval()
         numbers, size = np.asarray(rows, dtype=np.int64), config.micro_batch_size

@@ -1,4 +1,4 @@
-"""Figures of a run for TensorBoard: one file of events for each sitting.
+"""Write the figures of a run for TensorBoard: one file of events for each session.
 
 PyTorch's SummaryWriter writes from a thread of its own, which on a full disk prints a traceback instead of raising.
 """
@@ -17,7 +17,7 @@ from asterism.files import make_folder, writing
 
 
 class EventFile:
-    """A new file of events in a folder. What earlier files say about `first_step` and later steps is taken back.
+    """A new file of events in a folder. It overrides the events of earlier files from `first_step` on.
 
     All methods raise CheckpointError if the file cannot be written.
     """
@@ -37,8 +37,8 @@ class EventFile:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def close(self) -> None:
-        """Nothing more is to come."""
-        with suppress(OSError):  # what could not be written has been told
+        """Close the file after the last event."""
+        with suppress(OSError):  # errors of writing were raised before
             self.records.close()
 
     def _write(self, event: Event) -> None:

@@ -1,9 +1,9 @@
 """From a setup to a finished run folder.
 
-The loop takes the steps (`loop.py`), a session next to it watches and records (`session.py`), the folder keeps
-everything (`folder.py`). What a step computes is a function of configuration, corpus and step, so a run that was
-stopped and resumed gives the same bits as one that was not, on a CPU and without a time budget (with one, elapsed time
-is part of the schedule). Invariant: weights change, and checkpoints are written, only after finite losses.
+The loop takes the steps (`loop.py`), a session watches and records (`session.py`), and the folder stores everything
+(`folder.py`). A step is a function of configuration, corpus and step number. So a stopped and resumed run gives the
+same bits as an uninterrupted one, on a CPU and without a time budget (with one, elapsed time is part of the schedule).
+Invariant: weights change, and checkpoints are written, only after finite losses.
 """
 
 import platform
@@ -47,9 +47,10 @@ from asterism.training.settings.configuration import config_to_dict
 
 
 def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *, resume: bool) -> Report:
-    """Train what a setup gives in a run folder; with `resume` the folder holds an unfinished run of the same setup.
+    """Train the model of a setup in a run folder. With `resume`, the folder holds an unfinished run of the same setup.
 
-    All processes of the run call it together. Raises DataError if its data were others, and what `train` raises.
+    All processes of the run call it together. Raises DataError if the run began with other data, and what `train`
+    raises.
     """
     config = setup.config
     require_matplotlib()
@@ -92,16 +93,16 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
 
 
 def _of_this_session(state: TrainingState, processes: Processes) -> list[str]:
-    """Where the run goes on, and on how many processes, which may be others than before."""
+    """The facts of this session: where it runs, and on how many processes; both may differ from earlier sessions."""
     goes_on = [f"goes on after step {state.step:,}"] if state.step else []
     return goes_on if processes.alone else [*goes_on, f"{processes.shape.processes} processes: {processes.shape}"]
 
 
 def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
-    """The model of the first step, and notes on it. Raises CheckpointError for one that is damaged."""
+    """The model of the first step, and notes on it. Raises CheckpointError if it is damaged."""
     model, notes = setup.build(device)
     if setup.config.gradient_checkpointing:
-        # The old name warns where there is the new one; transformers 5.17 has only the old one.
+        # The old name warns if the new one exists; transformers 5.17 has only the old one.
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if weight := first_not_finite(dict(model.named_parameters())):
         raise CheckpointError("weights-not-finite", f"the initial model is damaged: its weight {weight} is not finite")
@@ -118,7 +119,7 @@ def _restore(
 ) -> TrainingState:
     """Go back to the newest checkpoint, or to the beginning if there is none yet.
 
-    The leader looks for it and checks it; every process reads it, for which all must see the run folder.
+    The leader finds and checks it. Every process reads it, so all must see the run folder.
     """
     found = processes.decided(lambda: str(_newest(setup, run) or ""))
     with processes.agreed():
@@ -134,7 +135,7 @@ def _restore(
 
 
 def _newest(setup: Setup, run: RunFolder) -> Path | None:
-    """The newest checkpoint, if there is one, of a run that can go on."""
+    """The newest checkpoint, if there is one, of a run that can be resumed."""
     record = run.read_record()
     if record["result"] is not None:
         raise CheckpointError(
@@ -146,12 +147,12 @@ def _newest(setup: Setup, run: RunFolder) -> Path | None:
 
 
 def _prices(setup: Setup, device: torch.device) -> Mapping[str, Any]:
-    """What attention costs on this machine: what chooses its kernels must not change before the run is over."""
+    """The prices of attention on this machine. They choose the kernels, so they must not change before the run ends."""
     return prices_for(setup.config.dtype) if device.type == "cpu" else {}
 
 
 def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says about a run that begins."""
+    """The contents of run.json for a run that begins."""
     packages = ("torch", "transformers", "numpy", "safetensors")
     return {
         "kind": setup.asked.kind,
@@ -177,7 +178,7 @@ def _finish(
     display: Display,
     processes: Processes,
 ) -> Report:
-    """Save the model, score the validation split, or as much of it as is asked for, and write the result down."""
+    """Save the model, score the validation split (or the configured part of it), and record the result."""
     for note in notes_at_the_end(setup.config, state.step, state.seconds):
         display.say(f"note: {note}")
     display.say("evaluating on the validation split")
@@ -200,7 +201,7 @@ def _finish(
 def _written(
     setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, outcome: Outcome
 ) -> dict[str, Any]:
-    """The result as run.json has it, when all of the run folder is written."""
+    """Write the run folder and return the result as in run.json."""
     if outcome.predictions is not None:
         write_text(run.predictions, "".join(f"{json_line(one)}\n" for one in outcome.predictions))
     if outcome.page is not None:

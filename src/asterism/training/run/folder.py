@@ -1,4 +1,4 @@
-"""The run folder: where everything about a run is, and the one place that knows the names.
+"""The run folder: it holds everything about a run, and only this file knows its names.
 
     run.json          configuration, corpus (name, hash, sizes), versions, those of what reads the data among them, and
                       the machine; once there is one, the result, SHA-256 of the files in model/, and peak memory
@@ -13,8 +13,8 @@
     model/            the finished model: a Hugging Face model folder, with nothing of ours in it
     .lock             there while a process writes
 
-Invariant: run.json is written first and model/ before its result; whatever is found under these names is whole. Files
-are read only if they have the sums that run.json or state.json records, and those if they have their own.
+Invariant: run.json is written first, and model/ before its result, so everything under these names is whole. Files are
+read only if they match the sums in run.json or state.json, and these two only if they match their own.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ from asterism.training.settings.configuration import AnyConfig, Dtype, config_fr
 STATE = "state.json"
 """The record of a checkpoint, in its folder."""
 PLACES = ("data", "validation", "genome", "label_table", "column_groups")
-"""Settings that say where the data are: they may move, and their hash tells whether they are the same."""
+"""Settings that locate the data. The data may move, because their hash identifies them."""
 RENEWED = (*PLACES, "report_bytes")
-"""Settings that a run which is not finished may go on with others of, and that run.json then says anew."""
+"""Settings that may change when an unfinished run is resumed; run.json is then updated."""
 RECORDED = ("kind", "config", "dtype", "decided", "corpus", "readers", "notes", "prices", "versions", "result")
-"""What run.json says at least; `kind` is one of `configuration.KINDS`."""
+"""The required fields of run.json; `kind` is one of `configuration.KINDS`."""
 
 
 class RunFolder:
@@ -71,7 +71,7 @@ class RunFolder:
         self._checked: set[Path] = set()
 
     def create(self, record: Mapping[str, Any]) -> None:
-        """Start a run here. Raises CheckpointError if there is something already."""
+        """Start a run here. Raises CheckpointError if the folder is not empty."""
         self.refuse_existing()
         with writing(self.path):
             make_folder(self.path)
@@ -79,17 +79,17 @@ class RunFolder:
         write_json(self.run_file, seal(record))
 
     def finish(self, result: Mapping[str, Any], peak_memory: int) -> None:
-        """Write down the result, the sums of the files of the finished model, and the bytes that the run needed."""
+        """Record the result, the sums of the files of the finished model, and the peak memory of the run in bytes."""
         facts = {"result": result, "model_files": sums_of(self.model), "peak_memory": peak_memory}
         write_json(self.run_file, seal(self.read_record() | facts))
 
     def is_renewed(self, config: AnyConfig) -> bool:
-        """Whether files of the data are elsewhere than run.json says, or the report is to be of more or less."""
+        """Whether the data moved since run.json was written, or the report is to cover more or less of them."""
         recorded = self.read_config()
         return any(getattr(recorded, name, None) != getattr(config, name, None) for name in RENEWED)
 
     def refuse_other_data(self, corpus: Mapping[str, Any]) -> None:
-        """Raises DataError if a corpus, as its record says, is not what the run began with."""
+        """Raise DataError if a corpus, by its record, differs from the one with which the run began."""
         if self.read_record()["corpus"]["sha256"] != corpus["sha256"]:
             raise DataError(
                 "data-changed",
@@ -97,7 +97,7 @@ class RunFolder:
             )
 
     def renew(self, config: AnyConfig, decided: Mapping[str, Any]) -> None:
-        """Write down where the data are now, what depends on it, and how much of them the report is to be of."""
+        """Record where the data are now, everything that depends on it, and how much of them the report covers."""
         record = self.read_record()
         renewed = {name: getattr(config, name) for name in RENEWED if hasattr(config, name)}
         changes = {"config": {**record["config"], **renewed}, "decided": decided}
@@ -105,12 +105,12 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the body, nobody else writes here. Raises CheckpointError, with the name of whoever does."""
+        """Within the body, no other process writes here. Raises CheckpointError, which names the process that does."""
         with locked(self.path):
             yield
 
     def refuse_existing(self) -> None:
-        """Raises CheckpointError if there is anything here that a new run would mix with, or no folder can be here."""
+        """Raise CheckpointError if the folder holds other files, or cannot be a folder."""
         if "\0" in str(self.path):
             raise CheckpointError("file-name", f"{str(self.path)!r} cannot be the name of a folder; choose another")
         if not os.path.lexists(self.path):
@@ -122,7 +122,7 @@ class RunFolder:
             )
 
     def read_record(self) -> dict[str, Any]:
-        """The contents of run.json. Raises CheckpointError if this is no run folder, or a damaged one."""
+        """The contents of run.json. Raises CheckpointError if this is not a run folder, or a damaged one."""
         require_run(self.path)
         record = read_sealed(self.run_file)
         if lacking := [name for name in RECORDED if name not in record]:
@@ -133,7 +133,7 @@ class RunFolder:
         return record
 
     def read_config(self) -> AnyConfig:
-        """The configuration of the run, as it was asked for. Raises CheckpointError."""
+        """The configuration of the run, as it was requested. Raises CheckpointError."""
         record = self.read_record()
         try:
             return config_from_dict(record["kind"], record["config"])
@@ -141,7 +141,9 @@ class RunFolder:
             raise CheckpointError("damaged-file", f"{self.run_file} is damaged: {error}") from error
 
     def read_settled(self) -> AnyConfig:
-        """The configuration with the dtype that the run computes in, where that was open. Raises CheckpointError."""
+        """The configuration with the dtype that the run computes in, also if it was left open. Raises
+        CheckpointError.
+        """
         config, dtype = self.read_config(), self.read_record()["dtype"]
         if dtype not in get_args(Dtype) or dtype == "auto":
             raise CheckpointError(
@@ -150,8 +152,8 @@ class RunFolder:
         return replace(config, dtype=dtype)
 
     def read_prices(self) -> dict[str, Any]:
-        """What attention cost when the run began, and decides its kernels; {} on a GPU. Raises CheckpointError."""
-        from asterism.kernels.choice.figures import Figures  # brings torch, which those who only read do without
+        """The prices of attention when the run began, which decide its kernels; {} on a GPU. Raises CheckpointError."""
+        from asterism.kernels.choice.figures import Figures  # imports torch, which readers do not need
 
         try:
             return dict(Figures(nanoseconds=self.read_record()["prices"]).nanoseconds)
@@ -159,25 +161,25 @@ class RunFolder:
             raise CheckpointError("damaged-file", f"{self.run_file} is damaged: prices: {error}") from error
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """The folder of the checkpoint of a step."""
         return self.checkpoints / f"step-{step:08d}"
 
     def newest(self) -> tuple[bool, list[str]]:
-        """What a process that trains here changes: whether there is a result, and the names of the checkpoints."""
+        """The state that a training process changes: whether there is a result, and the names of the checkpoints."""
         finished = self.read_record()["result"] is not None
         with suppress(FileNotFoundError):
             return finished, sorted(path.name for path in self.checkpoints.iterdir())
         return finished, []
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint, or None. Raises CheckpointError if one of its files is not what was written."""
+        """The newest checkpoint, or None. Raises CheckpointError if one of its files was changed."""
         found = max(self.checkpoints.glob("step-*") if self.checkpoints.is_dir() else (), default=None)
         if found is not None:
             self._check(found, read_sealed(found / STATE).get("files"), found / STATE)
         return found
 
     def keep_only(self, checkpoint: Path | None) -> None:
-        """Remove every other checkpoint, and what writers that were killed left behind."""
+        """Remove every other checkpoint, and files that killed writers left."""
         with writing(self.checkpoints):
             remove_leftovers(self.path)
             remove_leftovers(self.checkpoints)
@@ -188,15 +190,15 @@ class RunFolder:
                 remove_folder(self.checkpoints)
 
     def tidy(self) -> None:
-        """Remove what a finished run no longer needs, if the process that finished it was killed before."""
+        """Remove files that a finished run no longer needs, if the process that finished it was killed before."""
         if self.checkpoints.exists() or any(_is_ours(path) for path in self.path.iterdir()):
-            with suppress(CheckpointError), self.held():  # another process is at it, or nothing can be changed here
+            with suppress(CheckpointError), self.held():  # another process does it, or nothing can be changed here
                 self.keep_only(None)
 
     def weights(self) -> Path:
         """The folder with the finished model, or the newest checkpoint.
 
-        Raises CheckpointError if there is neither, or if one of its files is not what was written.
+        Raises CheckpointError if there is neither, or if one of its files was changed.
         """
         record = self.read_record()
         if record["result"] is not None:
@@ -210,14 +212,14 @@ class RunFolder:
         return found
 
     def weights_digest(self) -> str:
-        """The SHA-256 of the files of the model that is asked."""
+        """The SHA-256 of the files of the model that answers."""
         digest = hashlib.sha256()
         for path in sorted(path for path in self.weights().iterdir() if path.is_file()):
             digest.update(sha256_of(path))
         return digest.hexdigest()
 
     def _check(self, folder: Path, sums: Any, record: Path) -> None:
-        """Read a folder whole once to see that it is what was written."""
+        """Read a folder completely once, to check that it is unchanged."""
         if folder not in self._checked:
             check_sums(folder, sums, record)
             self._checked.add(folder)
@@ -228,18 +230,20 @@ class RunFolder:
             file.write(json.dumps(entry, allow_nan=False) + "\n")
 
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Add what the model wrote after this step, a line each; those of an earlier try at the step are replaced."""
+        """Add the texts that the model wrote after this step, one per line; they replace those of an earlier attempt at
+        the step.
+        """
         if samples:
             before = [line for line in self._lines(self.samples)[0] if line["step"] < step]
             self._write_lines(self.samples, [*before, *({"step": step, **sample} for sample in samples)])
 
     def end_history(self, entry: Mapping[str, Any]) -> None:
-        """Add the last line, in place of the one that a finish which was cut off has left."""
+        """Add the last line, replacing the one of an interrupted finish."""
         before = [line for line in self.read_history() if (line["step"], line.keys()) != (entry["step"], entry.keys())]
         self._write_lines(self.history_file, [*before, entry])
 
     def flush_history(self) -> None:
-        """Have all lines on disk, before the checkpoint that relies on them."""
+        """Flush all lines to disk, before the checkpoint that relies on them."""
         if self.history_file.exists():
             with writing(self.history_file):
                 flush(self.history_file)
@@ -252,9 +256,9 @@ class RunFolder:
         return entries
 
     def cut_history(self, step: int) -> list[str]:
-        """Forget what was recorded after `step`, from where the run goes on, and lines that are damaged.
+        """Remove records after `step`, from which the run is resumed, and damaged lines.
 
-        Returns what is wrong with these: the run does not need them.
+        Returns the problems of the damaged lines, which the run does not need.
         """
         damage = []
         for path in (self.history_file, self.samples):
@@ -288,7 +292,7 @@ class RunFolder:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this is nobody's work: a lock, or what a writer that was killed has left."""
+    """Whether a file can be ignored: a lock, or a leftover of a killed writer."""
     return path.name == LOCK or is_leftover(path)
 
 

@@ -1,6 +1,6 @@
-"""Whether what is read is what was written: SHA-256 of files in a record, and of the record in itself.
+"""Check that files are unchanged: a record holds the SHA-256 of files, and its own.
 
-This finds damage and edits by accident; who means to deceive can write both anew.
+This finds damage and accidental edits. It does not stop anyone who rewrites both on purpose.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ SEAL = "sha256"
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with the digest of its other fields, whatever seal it had."""
+    """The record with the digest of its other fields, replacing an earlier one."""
     open_ = {name: value for name, value in record.items() if name != SEAL}
     # The digest is that of one spelling of the values, so that white space and the order of fields do not matter.
     text = json.dumps(open_, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -26,7 +26,7 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """A record as `seal` made it. Raises CheckpointError if it is missing, damaged, or was changed since."""
+    """Read a record that `seal` made. Raises CheckpointError if it is missing, damaged, or was changed."""
     record = read_json(path)
     if not isinstance(record, dict):
         raise CheckpointError(
@@ -50,15 +50,15 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder and below, by its name from there."""
+    """The SHA-256 of every file in a folder and below, by its relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256_of(path).hex() for path in files}
 
 
 def check_sums(folder: Path, sums: Any, record: Path) -> None:
-    """Raises CheckpointError, which names the file, unless a folder's files are those whose sums the record has.
+    """Raise CheckpointError, which names the file, unless the files of a folder match the sums of the record.
 
-    Files that the record does not know may be there.
+    Files without a sum in the record are allowed.
     """
     if not isinstance(sums, dict) or not sums:
         raise CheckpointError("sums-missing", f"{record} is damaged: it has no sums of the files in {folder.name}")

@@ -1,7 +1,7 @@
-"""By which version of the library's loaders a run's files become values, tokens and rows.
+"""The versions of the loaders that turn a run's files into values, tokens and rows.
 
-The hash of the data says that files are equal, not that they are loaded as they were. So run.json has the version of
-all that load them, and a run is not resumed by others: its second half would learn from other tokens.
+The hash of the data shows that files are equal, but not that they are loaded in the same way. So run.json holds the
+versions of all loaders, and a run is not resumed with others: its second half would learn from other tokens.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from asterism.training.settings.registry import OBJECTIVES, TASKS
 
 
 def versions_of(config: AnyConfig) -> dict[str, dict[str, int]]:
-    """The versions of what loads the data of a run: by the setting that names it, and the name."""
+    """The versions of the loaders of a run's data, by setting and by name."""
     found = {"objective": {config.objective: OBJECTIVES[config.objective].version}}
     if isinstance(config, FineTuneConfig):
         reader = parse_reader(config.reader)
@@ -27,7 +27,7 @@ def versions_of(config: AnyConfig) -> dict[str, dict[str, int]]:
 
 
 def refuse_other_versions(config: AnyConfig, record: Mapping[str, Any]) -> None:
-    """Raises DataError if a run of this record began with loaders of other versions."""
+    """Raise DataError if a run with this record began with other versions of its loaders."""
     now = versions_of(config)
     for setting, versions in record["readers"].items():
         for name, began in versions.items():

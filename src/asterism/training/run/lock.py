@@ -1,6 +1,6 @@
-"""One process at a time writes into a run folder.
+"""Ensure that only one process at a time writes into a run folder.
 
-The lock is the kernel's, on an open file: it ends with the process, however that ends, and no stale one can be left.
+The lock belongs to the kernel, on an open file. It ends with the process, however that ends, so it cannot become stale.
 """
 
 import errno
@@ -23,9 +23,9 @@ _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder's lock within the body; folders made for it are removed again if the body leaves them empty.
 
-    Children that are forked within the body do not hold it. Where the file system knows no locks, a warning says so,
-    and the body goes on. Raises CheckpointError, which names the holder, if another process or thread has the lock, and
-    on a system without such locks.
+    Children forked within the body do not hold it. On a file system without locks, a warning is shown and the body
+    runs. Raises CheckpointError, which names the holder, if another process or thread has the lock, and on a system
+    without such locks.
     """
     if not HAS_LOCKS:
         raise CheckpointError("no-locks", f"{folder} cannot be locked: runs need Linux or macOS (on Windows: WSL)")
@@ -53,7 +53,7 @@ class _Lock:
         after_fork(self._forget)
 
     def release(self) -> bool:
-        """Let go, and remove the file. False in a forked child, which has nothing to let go."""
+        """Release the lock, and remove the file. Returns False in a forked child, which does not hold it."""
         if self.descriptor is None:
             return False
         with suppress(OSError):  # where nothing can be removed, the next holder takes the file over

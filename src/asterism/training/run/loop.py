@@ -1,7 +1,7 @@
-"""The training loop: slices of a batch forward and backward, sums over processes, a bounded step of the optimiser.
+"""The training loop: slices of a batch forward and backward, sums over processes, and a clipped step of the optimiser.
 
-Transformers' Trainer would need most of itself taken out (logging, evaluation, checkpoints, sampling, the environment
-of launchers), and of what is left every line would stand here all the same. Everything else is the session's.
+Most of transformers' Trainer would have to be disabled (logging, evaluation, checkpoints, sampling, the environment of
+launchers), and the remaining lines would be here anyway. The session does everything else.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from asterism.training.run.sharding import whole
 
 
 def take_steps(session: Session) -> None:
-    """Step until the run is over or interrupted. Data and dropout of a step are functions of (seed, step)."""
+    """Take steps until the run is finished or interrupted. Data and dropout of a step are functions of (seed, step)."""
     config, model, optimizer, state = session.config, session.model, session.optimizer, session.state
     heap = Heap()
     while not session.stops():
@@ -41,7 +41,7 @@ def _slices(session: Session) -> Iterator[tuple[int, dict[str, torch.Tensor], tu
     """The slices of a step: their number, of every tensor this process's part, and what their mean losses are
     multiplied by, of those over labels and of those over rows.
 
-    Where the tokens of a row are shared out, targets are shifted before, because a shard knows only its own.
+    If the tokens of a row are sharded, targets are shifted before, because a shard has only its own tokens.
     """
     processes, count = session.processes, session.config.gradient_accumulation_steps
     batch = session.objective.batch(session.corpus, session.state.step)
@@ -58,7 +58,7 @@ def _slices(session: Session) -> Iterator[tuple[int, dict[str, torch.Tensor], tu
 def _backward(
     session: Session, number: int, inputs: dict[str, torch.Tensor], weights: tuple[float, float]
 ) -> torch.Tensor:
-    """One slice, forward and backward: its part of the step's loss.
+    """Compute one slice forward and backward; returns its part of the step's loss.
 
     Dropout is keyed by (seed, step, slice), by the rows that the process reads, and by its tokens of them.
     """
@@ -82,11 +82,10 @@ def _backward(
 
 
 def slice_weights(batch: Mapping[str, torch.Tensor], slices: int, parts: int = 1) -> list[list[float]]:
-    """What the mean losses of the slices of each part of the rows are multiplied by: float [parts][slices].
+    """The factors of the mean losses of the slices, for each part of the rows: float [parts][slices].
 
-    The sum over the parts of their means over the slices is then the mean of the whole batch. Weights differ where each
-    column of the labels has one and some are left out, as behind the ends of texts, and where parts have more rows than
-    others.
+    With them, the sum over the parts of their means over the slices is the mean of the whole batch. Weights differ if
+    some labels are left out, as after the ends of texts, or if some parts have more rows than others.
     """
     labels = batch.get("labels", batch.get("shift_labels"))
     if labels is None or labels.ndim < 2 or labels.is_floating_point():

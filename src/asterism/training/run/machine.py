@@ -1,4 +1,4 @@
-"""The machine of a run, as run.json records it: for people who compare runs, no number depends on it."""
+"""The machine of a run in run.json, for people who compare runs. No number depends on it."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from asterism.memory import amount, machine_memory
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
-    """Processor, instruction set, cores, threads, memory, system and device in words, by name."""
+    """The processor, instruction set, cores, threads, memory, system and device, in words, by name."""
     known = processor()
     facts = {
         "processor": known.get("model name") or platform.processor() or platform.machine(),
@@ -29,7 +29,7 @@ def _name(device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held so far: on a GPU those of tensors, else all of them."""
+    """The most bytes that this process has held so far: of tensors on a GPU, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource  # which Windows lacks: there nobody trains, but other verbs read this file

@@ -1,4 +1,4 @@
-"""What evaluations find: metrics, each declared once, and the two values that hold them, for people and as JSON.
+"""The results of evaluations: metrics, each declared once, and the two values that hold them, for people and as JSON.
 
 objective.evaluate --> Outcome --> history.jsonl, and at the end of a run its Report
 objective.answer   --> Evaluation
@@ -31,18 +31,18 @@ class Metric:
 
     @property
     def reported(self) -> str:
-        """Its name in reports."""
+        """The name of the metric in reports."""
         return self.in_report or self.name
 
     def of(self, metrics: Mapping[str, Any]) -> Any:
-        """Its value among those that were measured; None where it was not."""
+        """The value of the metric among measured ones, or None if it was not measured."""
         value = metrics.get(self.name)
         return int(value) if self.is_count and value is not None else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredFigures:
-    """What was measured: `figures` by name, which are attributes, too, and the same as `text` for people."""
+    """Measured `figures` by name, which are also attributes, and the same as `text` for people."""
 
     figures: dict[str, Any]
     text: str
@@ -64,7 +64,7 @@ class ScoredFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(ScoredFigures):
-    """What a model scored on data; `is_training_corpus` says whether they are, by their hash, those of its run.
+    """The scores of a model on data. `is_training_corpus` says whether the data are, by their hash, those of its run.
 
     The figures are the objective's metrics, by their names, and on which part of the data they were measured.
     """
@@ -76,7 +76,7 @@ class Evaluation(ScoredFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(ScoredFigures):
-    """What a finished run came to: an evaluation of its model on the validation split, and the facts of the run.
+    """The report of a finished run: an evaluation of its model on the validation split, and the facts of the run.
 
     minutes  training time, evaluations on the way included, the last one not
     notes    what a user should know, one line each
@@ -92,6 +92,10 @@ class Report(ScoredFigures):
     corpus_sha256: str
     notes: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        size = f"{self.parameters:,} parameters, {self.steps:,} steps in {self.minutes:.1f} minutes"
+        return f"{self.text}\n{size}\nsaved in {self.folder}"
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any], text: str) -> "Report":
         """The inverse of `as_json`. Raises TypeError for values that are not those of a report."""
@@ -102,7 +106,7 @@ class Report(ScoredFigures):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an evaluation on the way, or at the end, of a run gave.
+    """The result of an evaluation during a run or at its end.
 
     metrics      what was measured, by name
     predictions  if there are any, one per example
@@ -120,9 +124,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a finished run is asked to score: which data (None: its own), and how they are read.
+    """A request to score a finished run: the data (None: its own), and how they are read.
 
-    Settings that an objective has no use for are left at their defaults; it refuses them otherwise.
+    Settings that an objective does not use must have their defaults; it refuses other values.
     """
 
     data: str | None = None
@@ -132,7 +136,7 @@ class Question:
 
 
 def refuse_reader(question: Question) -> None:
-    """Raises ConfigurationError for a question by a reader to a model that reads no documents by one."""
+    """Raise ConfigurationError if a reader is given for a model that does not use readers."""
     if question.reader is not None:
         raise ConfigurationError(
             "reader-needs-task", "reader: only a model that was fine-tuned for a task takes a reader"

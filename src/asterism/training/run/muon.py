@@ -20,14 +20,14 @@ ITERATIONS = 5
 MOMENTUM = 0.95
 
 _AT_ONCE = 2**22
-"""Elements of a stack of matrices: larger ones gain nothing, and their copies take memory."""
+"""The most elements of a stack of matrices; larger stacks gain nothing, and their copies take memory."""
 
 
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov's momentum and decoupled weight decay, for parameters with two axes.
 
-    Updates have the size of AdamW's, so that one learning rate serves both (Liu et al. 2025, section 2.2). The state of
-    a parameter is its `momentum_buffer`. Products are computed in `precision`: bfloat16 is enough for an update.
+    Updates have the size of AdamW's, so that both share one learning rate (Liu et al. 2025, section 2.2). The state of
+    a parameter is its `momentum_buffer`. Products are computed in `precision`; bfloat16 is enough for an update.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, precision: torch.dtype) -> None:

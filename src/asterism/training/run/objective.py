@@ -1,9 +1,9 @@
-"""What a model is trained on and judged by.
+"""The definition of an objective: what a model is trained on and judged by.
 
-An objective says what a run needs that is not the same for all: which model, which data, what a batch is, what is
-measured. Everything else, the loop, the session beside it, the run folder, the verbs of the command line, asks it and
-knows none by name. It holds no data: those of a run that trains stand beside it in the run's `Setup`, so a finished run
-is opened without them.
+An objective defines everything that differs between runs: the model, the data, a batch, the metrics. The loop, the
+session, the run folder and the verbs of the command line use only this interface and depend on no particular objective.
+An objective holds no data. The data of a training run are next to it in the run's `Setup`, so a finished run is opened
+without them.
 """
 
 from abc import ABC, abstractmethod
@@ -55,10 +55,10 @@ class Objective(ABC, Generic[Data]):
     @classmethod
     @abstractmethod
     def resolve(cls, config: Any, own: Path | None) -> "Setup":
-        """What a run of this configuration needs before its first step.
+        """Prepare a run of this configuration for its first step.
 
-        `own` is the newest checkpoint of a run that goes on: its shape and tokenizer take the place of those that the
-        configuration gives. Raises ConfigurationError, DataError or CheckpointError for what cannot be had.
+        `own` is the newest checkpoint of a resumed run. Its shape and tokenizer replace those of the configuration.
+        Raises ConfigurationError, DataError or CheckpointError if something cannot work, be read, or be loaded.
         """
 
     @classmethod
@@ -67,7 +67,9 @@ class Objective(ABC, Generic[Data]):
         """The objective of a run whose model is in `folder`; `decided` is what `self.decided` was when it began."""
 
     def decided(self) -> dict[str, Any]:
-        """What only the training data told, as JSON: kept in run.json, so that the run can be opened without them."""
+        """The decisions that only the training data allow, as JSON. They are stored in run.json, so that the run can be
+        opened without the data.
+        """
         return {}
 
     @abstractmethod
@@ -76,7 +78,7 @@ class Objective(ABC, Generic[Data]):
 
     @abstractmethod
     def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
-        """The model of the first step, its weights new or from a folder, and notes on parts that had to be new.
+        """The model of the first step, with new weights or those of a folder, and notes on parts that are new.
 
         Raises CheckpointError for weights that do not fit.
         """
@@ -87,7 +89,7 @@ class Objective(ABC, Generic[Data]):
         """Tokens of the longest row, and of the longest target, if the model writes any."""
 
     def save_files(self, folder: Path) -> None:
-        """Write into a model folder what belongs to the model beside weights: the tokenizer."""
+        """Write the files besides the weights into a model folder, such as the tokenizer."""
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
 
@@ -95,26 +97,26 @@ class Objective(ABC, Generic[Data]):
 
     @abstractmethod
     def batch(self, corpus: Data, step: int) -> dict[str, torch.Tensor]:
-        """What one step reads, on the CPU, the same on every call: arguments of the model, labels among them.
+        """The batch of a step, on the CPU, the same on every call: arguments of the model, including labels.
 
-        Tensors are [sequences, ...], int64 for tokens and labels; the loop cuts the first axis into the slices of an
-        accumulated step. The model computes its own loss of them, the mean in nats.
+        Tensors are [sequences, ...], int64 for tokens and labels. The loop cuts the first axis into the slices of an
+        accumulated step. The model computes its own loss from them, the mean in nats.
         """
 
     @abstractmethod
     def training_metrics(self, loss: float) -> dict[str, float]:
-        """What a mean training loss says in terms of the metrics of `evaluate`; empty if it says nothing."""
+        """A mean training loss in terms of the metrics of `evaluate`; empty if there is no such relation."""
 
     @abstractmethod
     def evaluate(self, model: PreTrainedModel, corpus: Data, evaluator: Evaluator) -> Outcome:
         """Metrics on the validation split, or on as much of it as the evaluator's budget allows.
 
-        All processes of the run call it together, and get the same. The model is left in evaluation mode.
+        All processes of the run call it together and get the same result. The model is left in evaluation mode.
         """
 
     @abstractmethod
     def facts(self, corpus: Data, steps: int) -> dict[str, Any]:
-        """What a report says of the data that were read in so many steps, and scored at their end, by name."""
+        """The facts of a report about the data that were read in `steps` steps, and scored at the end, by name."""
 
     def results(self, corpus: Data, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The figures of a report, after so many steps, from metrics of `evaluate`."""
@@ -122,14 +124,14 @@ class Objective(ABC, Generic[Data]):
 
     @classmethod
     def report(cls, values: Mapping[str, Any]) -> Report:
-        """The report that run.json holds as `values`. Raises KeyError or TypeError for what is none."""
+        """The report that run.json holds as `values`. Raises KeyError or TypeError if it is not a report."""
         figures = {metric.name: values[metric.reported] for metric in cls.metrics}
         return Report.from_json(values, cls.describe(figures))
 
     @classmethod
     @abstractmethod
     def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
-        """The values of `metrics`, by name, for people; `place` is what they were measured on, None for a report."""
+        """The values of `metrics`, by name, as text for people. `place` names the data; None for a report."""
 
     # --- questions to a finished run --------------------------------------------------------------------------------
 
@@ -137,13 +139,13 @@ class Objective(ABC, Generic[Data]):
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         """Score a finished model; `trained_on` is the hash of the data of its run. All processes call it together.
 
-        Raises ConfigurationError for a question that makes no sense here, DataError for data that cannot be used.
+        Raises ConfigurationError for a question that does not apply, and DataError for data that cannot be used.
         """
 
     def prompt(self, text: bytes) -> torch.Tensor:
-        """What the model reads of a prompt: tokens, int64 [1, N].
+        """The tokens of a prompt, int64 [1, N].
 
-        Raises ConfigurationError if the model continues nothing: naming the verb that does take it.
+        Raises ConfigurationError if the model does not generate, and names the verb to use instead.
         """
         raise self._continues_nothing()
 
@@ -162,8 +164,8 @@ class Objective(ABC, Generic[Data]):
         """The task's `Predictor`, which asks the model about examples, `batch_size` at once and by this reader, by
         default as in training.
 
-        Raises ConfigurationError if the model has learned no task, naming the verb that does take it, and for a reader
-        that the task cannot use.
+        Raises ConfigurationError if the model was not fine-tuned for a task, and names the verb to use instead. It also
+        does so for a reader that the task cannot use.
         """
         raise ConfigurationError(
             "learned-no-task",
@@ -172,4 +174,4 @@ class Objective(ABC, Generic[Data]):
         )
 
     instead: ClassVar[str] = "score it with `asterism evaluate`"
-    """What to ask a model that does not generate, or does not predict."""
+    """The verbs to use for a model that does not generate, or does not predict."""

@@ -25,11 +25,11 @@ MOMENTS = {
     "adafactor": ("step", "row_var", "col_var"),
     "adafactor_vectors": ("step", "variance"),
 }
-"""What each kind of parameter group keeps per parameter, of the shapes that `moment_shape` gives."""
+"""The moments of each kind of parameter group, with shapes from `moment_shape`."""
 
 
 def moment_shape(moment: str, shape: Sequence[int]) -> list[int]:
-    """The shape of what is kept for a parameter of this shape: Adafactor has means over one of the last two axes."""
+    """The shape of a moment for a parameter of this shape. Adafactor keeps means over one of the last two axes."""
     if moment == "step":
         return []
     if moment == "row_var":
@@ -48,7 +48,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the two work on the groups and the state of this optimiser."""
+        """Let both optimisers work on the groups and the state of this one."""
         count = len(self.muon.param_groups)
         self.muon.param_groups, self.adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
         self.muon.state = self.adamw.state = self.state
@@ -67,7 +67,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """The optimiser that the run asks for, over all parameters of a model. dtype "auto" must be settled."""
+    """Make the optimiser of a run, over all parameters of a model. dtype "auto" must be settled."""
     groups = parameter_groups(model, config)
     muon, adamw = ([group for group in groups if group["kind"] == kind] for kind in ("muon", "adamw"))
     if muon:
@@ -78,8 +78,8 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opti
 
 
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
-    """Who looks after which parameters; the blocks of the model are those in `model.model.layers`, or in the layers of
-    its encoder and decoder.
+    """Divide the parameters among optimisers. The blocks of the model are those in `model.model.layers`, or in the
+    layers of its encoder and decoder.
     """
     named = list(model.named_parameters())
     matrices = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
@@ -97,7 +97,7 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str,
 
 
 def moment_bytes(groups: list[dict[str, Any]]) -> int:
-    """Bytes that an optimiser keeps for these groups, in the type of the weights, counters not counted."""
+    """Bytes of the moments of an optimiser for these groups, in the dtype of the weights, without counters."""
     return sum(
         parameter.element_size() * math.prod(moment_shape(moment, parameter.shape))
         for group in groups

@@ -1,6 +1,6 @@
-"""A run over its steps as a picture, drawn from its history: the metric, and the loss beside it if that is another.
+"""Draw a run over its steps, from its history: the metric, and the loss next to it if it is a different one.
 
-matplotlib takes half a second to import, so it is imported when there is something to draw: most verbs never draw.
+matplotlib takes half a second to import, so it is imported only when something is drawn. Most verbs never draw.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ LOSS = Metric("loss", "loss in nats")
 
 
 def require_matplotlib() -> None:
-    """Raises ConfigurationError if matplotlib is not there: before the first step, not at the first picture."""
+    """Raise ConfigurationError if matplotlib is missing: before the first step, not at the first picture."""
     require_package("matplotlib", "matplotlib", "train", "drawing how a run goes")
 
 
 def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:
     """Write a PNG with the metric, in training and on the validation split, over steps.
 
-    Where training knows the loss alone, as in fine-tuning, the loss stands in a panel of its own beside the metric.
+    If training measures only the loss, as in fine-tuning, the loss has a separate panel next to the metric.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The processes of a run: who they are, what they agree on, and what happens when one of them fails.
+"""The processes of a run: their ranks and mesh, their common decisions, and the failure of one of them.
 
 A launcher (torchrun, accelerate launch, SLURM) starts them and says in the environment how many there are. Every one
 of them computes the same batch from (seed, step) and reads its own rows or tokens of it; process 0 leads: it alone
@@ -54,7 +54,7 @@ _LOST = ("gloo", "Connection closed", "Connection reset", "NCCL", "Timed out", "
 
 
 class OtherProcessError(AsterismError):
-    """Another process of the run failed; this one ends with it, and with the same exit code."""
+    """Another process of the run failed. This one also ends, with the same exit code."""
 
     def __init__(self, code: str, message: str, exit_code: int) -> None:
         super().__init__(code, message)
@@ -62,12 +62,12 @@ class OtherProcessError(AsterismError):
 
 
 class LostProcessError(AsterismError):
-    """Another process of the run has gone, or has been silent for longer than is waited for."""
+    """Another process of the run has ended, or was silent for longer than the timeout."""
 
 
 @dataclass(frozen=True, eq=False)
 class Processes:
-    """All processes of a run, and which this one is. Alone, nothing below communicates.
+    """All processes of a run, and the rank of this one. With a single process, nothing below communicates.
 
     mesh            its axes are those of AXES, in their order; None where a process is alone
     dense_exchange  whether those who share the tokens of rows may move as much as for dense attention
@@ -80,27 +80,27 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes, shows and decides."""
+        """Whether this process leads: it writes, shows progress and decides."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other."""
+        """Whether there is only one process."""
         return self.mesh is None
 
     @property
     def row_part(self) -> int:
-        """Which part of a batch's rows this process reads."""
+        """The index of this process's part of the rows of a batch."""
         return self.rank // self.shape.cp
 
     @property
     def shard(self) -> int:
-        """Which part of a row's tokens this process holds."""
+        """The index of this process's shard of the tokens of a row."""
         return self.rank % self.shape.cp
 
     @property
     def context(self) -> SequenceParallel | None:
-        """Those with whom this process shares the tokens of its rows, if there are any."""
+        """The context of the processes that share the tokens of this process's rows, or None."""
         if self.mesh is None or self.shape.cp == 1:
             return None
         return SequenceParallel(self.mesh.get_group("cp"), self.shard, self.shape.cp, self.dense_exchange)
@@ -110,7 +110,9 @@ class Processes:
         return nullcontext() if self.context is None else resumed(self.context)
 
     def tokens(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """What `model` is given of whole rows within `sharing`; of an encoder-decoder also what its decoder reads."""
+        """The part of whole rows that `model` gets within `sharing`; for an encoder-decoder also the decoder's
+        input.
+        """
         whole = dict(batch)
         if (context := self.context) is None:
             return whole
@@ -125,7 +127,7 @@ class Processes:
         return shard(whole, context)
 
     def gather(self, own: Any) -> list[Any]:
-        """What every process gives, JSON, in order of their ranks."""
+        """Gather a JSON value from every process, in the order of ranks."""
         if self.alone:
             return [own]
         text = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
@@ -137,7 +139,9 @@ class Processes:
         return [json.loads(bytes(one[: int(size)].tolist()).decode()) for one, size in zip(texts, sizes, strict=True)]
 
     def decided(self, decide: Callable[[], Any]) -> Any:
-        """What the leader decides, as JSON holds it; the others wait for it. Raises everywhere what it raises."""
+        """The leader's decision, a JSON value, for which the others wait. If it raises an error, all processes raise
+        it.
+        """
         decision = None
         with self.agreed():
             if self.leads:
@@ -146,9 +150,9 @@ class Processes:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Behind the body all processes go on, or none does.
+        """After the body either all processes continue, or none does.
 
-        Raises what the body raises, and OtherProcessError where only another's did.
+        Raises what the body raises, and OtherProcessError if the body failed only in another process.
         """
         failure: Exception | None = None
         try:
@@ -179,8 +183,9 @@ class Processes:
     def share(self, count: int) -> Iterator[tuple[int, bool]]:
         """This process's part of the numbers 0 .. count - 1, and whether each counts.
 
-        All get equally many, because a model whose weights are shared out is computed by all at a time: who has none
-        left gets the last one, which does not count. Those who share the tokens of rows get the same.
+        All get the same number, because all processes compute a model with sharded weights together. A process without
+        another index gets the last one, which does not count. Processes that share the tokens of rows get the same
+        indices.
         """
         for first in range(0, count, self.shape.row_parts):
             number = first + self.row_part
@@ -197,7 +202,7 @@ class Processes:
                 dist.broadcast(tensor.data, src=0)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients of all processes; parameters that nobody has a gradient of are left without."""
+        """Add up the gradients of all processes. Parameters without a gradient in any process stay without."""
         if self.alone:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -217,7 +222,7 @@ class Processes:
                 gradient.copy_(part.view_as(gradient))
 
     def _replicas(self) -> list[dist.ProcessGroup | None]:
-        """The groups, one after the other, of the processes that hold the same parameters as this one."""
+        """The groups of processes that hold the same parameters as this one, one after the other."""
         if self.shape.fsdp == 1:
             return [None]
         mesh = cast(DeviceMesh, self.mesh)
@@ -247,11 +252,11 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def joined(config: TrainingConfig) -> Iterator[Processes]:
-    """Within the body, this process belongs to those of the run.
+    """Within the body, this process is one of the processes of the run.
 
-    A process group that is there is used, and stays; otherwise one is made from the launcher's environment, and ends
-    with the body. Raises ConfigurationError for a mesh that does not fit the processes, and where they differ in what
-    they are asked or in their versions; LostProcessError when one of them goes.
+    An existing process group is used and kept. Otherwise one is made from the launcher's environment, and ends with the
+    body. Raises ConfigurationError for a mesh that does not fit the processes, and for processes with different
+    requests or versions. Raises LostProcessError if one of them ends.
     """
     is_ours = not dist.is_initialized()
     count = launched() if is_ours else dist.get_world_size()
@@ -307,7 +312,7 @@ def _make_group(config: TrainingConfig) -> None:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Where all processes are on this machine, none of their sockets is reachable from another."""
+    """If all processes are on this machine, make their sockets unreachable from other machines."""
     here, count = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     added = []
@@ -323,7 +328,7 @@ def _loopback() -> Iterator[None]:
 
 
 def _refuse_differences(processes: Processes, config: TrainingConfig) -> None:
-    """Raises ConfigurationError unless all processes are asked the same, with the same versions of libraries."""
+    """Raise ConfigurationError unless all processes have the same request and the same versions of libraries."""
     packages = ("torch", "transformers", "numpy")
     own = {"asterism": __version__, **{name: version(name) for name in packages}}
     settings = {name: repr(value) for name, value in vars(config).items()}
@@ -332,7 +337,7 @@ def _refuse_differences(processes: Processes, config: TrainingConfig) -> None:
 
 
 def compare(processes: Processes, what: str, own: Mapping[str, str]) -> None:
-    """Raises ConfigurationError, which names the first that differs, unless all processes give the same."""
+    """Raise ConfigurationError, which names the first difference, unless all processes have the same values."""
     everyone = processes.gather(dict(own))
     for rank, other in enumerate(everyone):
         for name, value in everyone[0].items():

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: a bar when stderr is a terminal, plain lines when it is not.
+"""Progress for people: a bar if stderr is a terminal, and plain lines otherwise.
 
 Invariant: ten seconds never pass without a line, or a bar that moves, however long a step or an evaluation takes.
 """
@@ -17,7 +17,9 @@ from rich.progress import Progress as RichProgress
 SECONDS_BETWEEN_LINES = 10.0
 
 _SOONER = 0.8
-"""A status comes this much earlier, so that of short steps one is shown before it is said that they go on."""
+"""Seconds by which a status comes earlier, so that with short steps a status appears before the line that work
+continues.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Status:
 
 
 class Moment(Protocol):
-    """What can be shown: `str` of it, and the finished share, None if nobody knows what the whole is."""
+    """A moment to show: its text, `str(moment)`, and the finished share, or None if the total is unknown."""
 
     @property
     def fraction(self) -> float | None: ...
@@ -74,11 +76,11 @@ class Scoring:
 
 
 Watch = Callable[[int, int], None]
-"""Is told how many batches of an evaluation are done, and how many there are."""
+"""A callback with the number of finished batches of an evaluation, and their total."""
 
 
 def unwatched(done: int, total: int) -> None:
-    """Nobody looks."""
+    """A callback that shows nothing."""
 
 
 class Display(Protocol):
@@ -89,7 +91,7 @@ class Display(Protocol):
         ...
 
     def doing(self, text: str) -> None:
-        """From now on this is being done: shown where nothing else is for a while."""
+        """Name the current work, which is shown if nothing else is for a while."""
         ...
 
     def say(self, text: str) -> None:
@@ -109,7 +111,7 @@ def watching(display: Display, of_run: float | None = None) -> Watch:
 
 
 def make_display(enabled: bool) -> Display:
-    """A display on stderr that suits what stderr is; one that shows nothing when not enabled."""
+    """Make a display that suits stderr, or one that shows nothing if it is not enabled."""
     if not enabled:
         return Silence()
     return Bar() if sys.stderr.isatty() else LogLines()
@@ -132,7 +134,7 @@ class Silence:
 
 
 class LogLines:
-    """Plain lines for logs: statuses at most once in so many seconds, and as often what is being done without one."""
+    """Plain lines for logs: at most one status in an interval, and the current work if there is no status."""
 
     def __init__(self, every: float = SECONDS_BETWEEN_LINES) -> None:
         self.every = every
@@ -207,7 +209,7 @@ class Bar:
 
 
 def rate(each_second: float) -> str:
-    """A speed for people: two digits below 10, as long documents take seconds each and 0 would say nothing."""
+    """A speed for people, with two digits below 10, because with long documents it may be far below 1."""
     return f"{each_second:,.0f}" if each_second >= 10 else f"{each_second:.2g}"
 
 

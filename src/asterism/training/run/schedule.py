@@ -1,8 +1,8 @@
-"""How far a run is, and the learning rate there: pure functions of (configuration, step, seconds).
+"""The progress of a run, and its learning rate: pure functions of (configuration, step, seconds).
 
-A run has an end in steps and may have one in minutes; whichever is nearer counts. A run on a slow machine therefore
-sees the same schedule as one on a fast machine, with fewer steps: warm-up, too, ends with a tenth of the time. All
-functions are continuous in time, and `progress` never falls, so a resumed run goes on where it stopped.
+A run has an end in steps and may have one in minutes; the nearer one counts. A run on a slow machine therefore has the
+same schedule as one on a fast machine, with fewer steps, and its warm-up also ends after a tenth of the time. All
+functions are continuous in time, and `progress` never decreases, so a resumed run continues where it stopped.
 """
 
 import math
@@ -34,14 +34,14 @@ def warm_up(config: TrainingConfig, step: int, seconds: float) -> float:
 
 
 def within(config: Config, steps: int) -> Config:
-    """The configuration of a run that ends after so many steps at most, because its epochs are over."""
+    """The configuration of a run that ends after at most this many steps, when its epochs are over."""
     if steps >= config.steps:
         return config
     return replace(config, steps=steps, warmup_steps=min(config.warmup_steps, max(1, int(WARM_UP * steps))))
 
 
 def notes_at_the_end(config: TrainingConfig, step: int, seconds: float) -> list[str]:
-    """What a user should know of a run that ended after `step` steps."""
+    """Notes for the user about a run that ended after `step` steps."""
     reached = warm_up(config, step - 1, seconds)
     if reached == 1:
         return []
@@ -52,11 +52,11 @@ def notes_at_the_end(config: TrainingConfig, step: int, seconds: float) -> list[
 
 
 def learning_rate_factor(config: TrainingConfig, step: int, seconds: float) -> float:
-    """What the peak learning rate is multiplied by for the step after `step` steps: linear warm-up times a decay.
+    """The factor of the peak learning rate for the step after `step` steps: linear warm-up times a decay.
 
     The decay falls from 1 at the start to 0 at the end of the run: half a cosine (Child 2019, section 6) or a line
-    (Devlin 2019, appendix A.2). "inverse_sqrt" knows no end: behind warm-up it is sqrt(warmup_steps / step number)
-    (Vaswani 2017, section 5.3).
+    (Devlin 2019, appendix A.2). "inverse_sqrt" does not depend on the end: after warm-up it is sqrt(warmup_steps / step
+    number) (Vaswani 2017, section 5.3).
     """
     warm = warm_up(config, step, seconds)
     if config.schedule == "inverse_sqrt":

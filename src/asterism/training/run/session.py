@@ -1,4 +1,4 @@
-"""What goes on next to the training loop: counting, checking, recording, evaluating, saving, deciding when to stop."""
+"""The work next to the training loop: counting, checking, recording, evaluating, saving, and deciding when to stop."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from asterism.training.run.signals import SIGNALS, Interrupts
 
 
 class Session:
-    """One sitting of a run: from its start or a checkpoint until it is finished or interrupted."""
+    """One session of a run: from its start or a checkpoint until it is finished or interrupted."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Session:
         self.validation: float | None = None
 
     def stops(self) -> bool:
-        """Whether the run is finished, or a signal ends this sitting."""
+        """Whether the run is finished, or a signal ends this session."""
         interrupted = self.interrupts.received if self.processes.alone else self.interrupts.agreed
         return self.is_over() or interrupted is not None
 
@@ -62,7 +62,7 @@ class Session:
         return progress(self.config, self.state.step, self.state.seconds) >= 1
 
     def observe(self, loss: float, gradient_norm: float) -> None:
-        """Take note of a step that is about to change the weights.
+        """Record a step that is about to change the weights.
 
         `loss` is this process's part, in nats, the norm is that before clipping. Raises NonFiniteLossError, in all
         processes, if either is not finite.
@@ -83,7 +83,7 @@ class Session:
         self.learning_rate = self.optimizer.param_groups[0]["lr"]
 
     def _agree(self, loss: float = 0.0) -> float:
-        """The loss of all processes; all note a signal that one of them got, and the leader's clock is theirs."""
+        """Agree on the loss of all processes, on a signal to any of them, and on the leader's clock."""
         seconds = time.monotonic() - self.started if self.processes.leads else 0.0
         got = [self.interrupts.received == number for number in SIGNALS]
         share = loss / self.processes.shape.cp  # those who share rows all have the loss of whole rows
@@ -97,7 +97,7 @@ class Session:
         self.display.doing(f"step {self.state.step + 1:,}")
 
     def end_step(self) -> None:
-        """Called when the weights have changed."""
+        """Called after the weights have changed."""
         now = time.monotonic()
         self.busy_seconds += now - self.step_began
         self.busy_steps += 1
@@ -113,7 +113,7 @@ class Session:
             self.save()
 
     def status(self) -> Status:
-        """Where the run is: means of the steps since the last record."""
+        """The status of the run: means over the steps since the last record."""
         loss = self.state.loss_sum / self.state.loss_steps
         fraction = progress(self.config, self.state.step, self.state.seconds)
         return Status(
@@ -180,18 +180,18 @@ class Session:
                 self.folder.keep_only(checkpoint)
 
     def end(self) -> None:
-        """The last checkpoint; a signal that only some processes got is raised in all."""
+        """Write the last checkpoint; a signal to some processes is raised in all of them."""
         self.save()
         if not self.processes.alone:
             self._agree()
             self.interrupts.received = self.interrupts.agreed
 
     def close(self) -> None:
-        """The sitting is over."""
+        """End the session."""
         if self.events is not None:
             self.events.close()
 
 
 def validation_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of an evaluation under the names they have in the history."""
+    """The metrics of an evaluation under their names in the history."""
     return {f"validation_{name}": value for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""What a run needs before its first step, and the model it begins with.
+"""The setup of a run before its first step, and its first model.
 
 RunConfig --resolve--> Setup --train--> run folder --open_run--> Run
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Everything about a run that its configuration, its data and the models that are there decide.
+    """Everything that the configuration, the data and the existing models decide about a run.
 
     asked      the configuration as it was given, which run.json keeps; that of the objective has filled in what only
                the data and the model say
@@ -41,7 +41,7 @@ class Setup:
 
     @property
     def config(self) -> AnyConfig:
-        """What the run computes by: the objective's configuration."""
+        """The configuration by which the run computes, that of the objective."""
         return self.objective.config
 
     def build(self, device: torch.device) -> tuple[PreTrainedModel, list[str]]:

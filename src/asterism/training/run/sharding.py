@@ -1,7 +1,7 @@
-"""Weights and moments that are shared out among processes: FSDP2 (`fully_shard`), and the way to whole tensors.
+"""Shard weights and moments among processes with FSDP2 (`fully_shard`), and gather whole tensors.
 
-Every block is gathered just before it is computed, and its gradient summed and shared out just after; all else is one
-group more, the model's own. Gradients are summed, not averaged: the loss of a process is its part of the mean.
+Every block is gathered just before it is computed, and its gradient is summed and sharded just after. Everything else
+is one more group. Gradients are summed, not averaged, because the loss of a process is its part of the mean.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ from asterism.training.settings.configuration import TrainingConfig
 
 
 def shard_weights(model: nn.Module, processes: Processes, config: TrainingConfig) -> None:
-    """Share the parameters of a model out, by rows, among the processes of the axis `fsdp`, if it has several.
+    """Shard the parameters of a model by rows among the processes of the axis `fsdp`, if it has several.
 
-    Raises ConfigurationError for an optimiser that takes whole matrices only.
+    Raises ConfigurationError for an optimiser that needs whole matrices.
     """
     if processes.mesh is None or processes.shape.fsdp == 1:
         return
@@ -38,7 +38,7 @@ def shard_weights(model: nn.Module, processes: Processes, config: TrainingConfig
 
 
 def reshard(model: nn.Module) -> None:
-    """Let the parameters be the shards again: behind an evaluation, some are still gathered."""
+    """Reshard the parameters; after an evaluation some are still gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -48,7 +48,7 @@ def reshard(model: nn.Module) -> None:
 def in_parts(model: nn.Module) -> Iterator[None]:
     """Within the body, parts of a model can be called by themselves, as `generate` calls an encoder.
 
-    What is of no block is gathered; blocks do that themselves. All processes enter together.
+    Parameters outside of blocks are gathered; blocks gather theirs. All processes enter together.
     """
     if isinstance(model, FSDPModule):
         model.unshard()
@@ -73,7 +73,7 @@ def like(tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of a model's stacks, but for those whose parameters are used elsewhere, too."""
+    """The blocks of a model's stacks, without those whose parameters are also used elsewhere."""
     uses = Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
     named = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     inside: set[nn.Module] = set()

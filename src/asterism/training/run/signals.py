@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM held back until it is safe to stop."""
+"""Hold back SIGINT and SIGTERM until it is safe to stop."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Which signal has arrived here, if any, and which at any process of the run, as all of them have agreed."""
+    """The signal that arrived at this process, if any, and the one at any process of the run, as agreed by all."""
 
     def __init__(self) -> None:
         self.received: int | None = None

@@ -1,1 +1,1 @@
-"""What a run is: its configuration, the registries of what it may name, and how processes divide it."""
+"""The definition of a run: its configuration, the registries of names, and how processes divide the work."""

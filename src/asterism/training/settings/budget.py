@@ -1,11 +1,11 @@
-"""How much data an evaluation may score: on the way, at the end of a run, and where somebody asks, alike."""
+"""How much data an evaluation may score: during a run, at its end, and on request."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What an evaluation may cost.
+    """The limit of an evaluation.
 
     limit   so many bytes of a split, or examples, are scored at most, to the next whole row; None for all of them
     spread  whether they are spread evenly over the split; otherwise they are its first
@@ -15,7 +15,7 @@ class Budget:
     spread: bool = False
 
     def part(self, count: int, size: int) -> slice:
-        """Which of the `count` rows of a split of `size` bytes, or examples, are scored: one at least.
+        """Which of the `count` rows of a split of `size` bytes, or examples, are scored; at least one.
 
         100 rows of 1,000 bytes: a limit of 200 gives the first 20, or, spread, rows 0, 5, 10, ..., 95.
         """

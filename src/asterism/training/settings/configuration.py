@@ -1,9 +1,9 @@
-"""What a run is: one typed, immutable configuration.
+"""The definition of a run: one typed, immutable configuration.
 
-A `RunConfig` (or, for fine-tuning, a `FineTuneConfig`) says everything that decides a run's numbers: model, data,
-batches, optimiser, schedule, seed. The same value drives Python (`train(recipe("bytes-small"), folder)`), the command
-line (its flags are these fields) and the record in the run folder (`run.json`), which says which of the two `KINDS`
-it holds. What an objective or a task asks of its settings stands in the registries, so nothing here imports torch.
+A `RunConfig` (or, for fine-tuning, a `FineTuneConfig`) contains everything that decides a run's numbers: model, data,
+batches, optimiser, schedule, seed. Python (`train(recipe("bytes-small"), folder)`), the command line (its flags are
+these fields) and the run folder (`run.json`, which names one of the two `KINDS`) use the same value. The registries
+hold what an objective or a task requires of its settings, so nothing here imports torch.
 """
 
 import math
@@ -34,16 +34,16 @@ _LEARNING_RATE = "largest step of the optimizer; adafactor multiplies it by the 
 
 
 def _setting(meaning: str, default: Any = MISSING) -> Any:
-    """A field with the words that its flag's help has."""
+    """A field with the help of its flag."""
     return field(default=default, metadata={"help": " ".join(meaning.split())})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What the training loop needs to know, whatever is trained on. Raises ConfigurationError for impossible values.
+    """The settings of the training loop, for any kind of data. Raises ConfigurationError for impossible values.
 
-    `kind` is what run.json calls the run; `objective` names what it learns, `name` what a report calls it. What each
-    setting means stands beside it, and is the help of its flag.
+    `kind` is the kind of the run in run.json, `objective` names what it learns, and `name` is its name in reports. The
+    meaning of each setting stands next to it and is the help of its flag.
     """
 
     kind: ClassVar[str]
@@ -116,7 +116,9 @@ class TrainingConfig:
         self._require("gradient_accumulation_steps", divides, f"must divide batch_size={self.batch_size}")
 
     def _refuse_other_types(self) -> None:
-        """A number that came as text, or half a beam, would stop a run where it is used, if it did."""
+        """Refuse values of the wrong type, such as text for a number or half a beam. They would stop the run only
+        later.
+        """
         for one in fields(self):
             value = getattr(self, one.name)
             parts: tuple[Any, ...] = get_args(one.type) or (one.type,)
@@ -128,7 +130,7 @@ class TrainingConfig:
             self._require(one.name, is_like, f"must be {_TYPES[kinds[0]]}{' or None' * (NoneType in parts)}")
 
     def _refuse_extremes(self) -> None:
-        """Numbers that JSON or 64 bits cannot hold would break a run in its middle."""
+        """Refuse numbers that JSON or 64 bits cannot hold. They would stop the run halfway."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(model := numbers.get("model"), ModelConfig):
             numbers |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
@@ -146,7 +148,7 @@ class TrainingConfig:
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences that are computed at once, in training and in evaluation."""
+        """The number of sequences computed at once, in training and in evaluation."""
         return self.batch_size // self.gradient_accumulation_steps
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
@@ -161,7 +163,9 @@ class TrainingConfig:
         self._require(name, getattr(self, name) in known, f"must be one of: {', '.join(known)}")
 
     def _require_entry(self, name: str, registry: Registry) -> None:
-        """The setting `name` names an entry, and settings that only others read are as they were."""
+        """Check that the setting `name` names an entry, and that settings which only other entries read have their
+        defaults.
+        """
         known, value = registry.names(self.kind), getattr(self, name)
         self._require(name, value in known, f"must be one of: {', '.join(known)}.{nearest(str(value), known)}")
         for setting in registry.foreign(value):
@@ -172,7 +176,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainingConfig):
-    """Everything that decides a run: the settings of the training loop, and what is trained on what."""
+    """Everything that decides a run: the settings of the training loop, the model and the data."""
 
     kind: ClassVar[str] = "train"
 
@@ -226,7 +230,7 @@ class RunConfig(TrainingConfig):
 
     @property
     def at_the_end(self) -> Budget:
-        """What the evaluation of the report may cost."""
+        """The limit of the evaluation for the report."""
         return Budget(self.report_bytes)
 
     def reads(self) -> Modality:
@@ -271,9 +275,9 @@ class RunConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneConfig(TrainingConfig):
-    """Everything that decides a fine-tuning run: the settings of the training loop, and what is asked of which model.
+    """Everything that decides a fine-tuning run: the settings of the training loop, the task, the model and the data.
 
-    `tasks/` says what files hold, `readers/` how long documents become rows.
+    `tasks/` describes the files, and `readers/` how long documents become rows.
     """
 
     kind: ClassVar[str] = "finetune"
@@ -397,7 +401,7 @@ KINDS: dict[str, type[RunConfig] | type[FineTuneConfig]] = {
 
 
 def config_to_dict(config: TrainingConfig) -> dict[str, Any]:
-    """The settings as run.json holds them: as `dataclasses.asdict` gives them, and patterns with every argument."""
+    """The settings as in run.json: those of `dataclasses.asdict`, with every argument of patterns."""
     written = asdict(config)
     if isinstance(config, RunConfig):
         shape = written["model"]
@@ -408,8 +412,8 @@ def config_to_dict(config: TrainingConfig) -> dict[str, Any]:
 def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
     """The inverse of `config_to_dict` for a configuration of this kind, also after a trip through JSON.
 
-    Raises ConfigurationError for a kind or field that does not exist (with the nearest that does), for one that is
-    missing, and for a value that cannot work.
+    Raises ConfigurationError for an unknown kind or field (and names the nearest one), for a missing field, and for a
+    value that cannot work.
     """
     if kind not in KINDS:
         raise ConfigurationError("unknown-kind", f"run configuration: there is no kind {kind!r}.{nearest(kind, KINDS)}")

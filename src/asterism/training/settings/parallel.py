@@ -1,4 +1,4 @@
-"""How the processes of a run divide its work: sizes of the mesh, as `parallel` says them. Needs no torch."""
+"""The mesh of a run's processes, as the setting `parallel` describes it. Needs no torch."""
 
 from dataclasses import dataclass
 from math import prod
@@ -6,7 +6,7 @@ from math import prod
 from asterism.errors import ConfigurationError
 
 AXES = ("dp", "fsdp", "cp")
-"""The axes of the mesh, the slowest first: neighbours, who share a machine, share a sequence."""
+"""The axes of the mesh, the slowest first: consecutive processes, which share a machine, share a sequence."""
 
 MEANING = """how launched processes share the work, such as "dp=2,fsdp=2,cp=2": dp processes read different rows, fsdp
 processes also shard weights and moments, cp processes share the tokens of a row (default: all are dp)"""
@@ -14,7 +14,7 @@ processes also shard weights and moments, cp processes share the tokens of a row
 
 @dataclass(frozen=True)
 class MeshShape:
-    """How many processes share what: dp x fsdp of them the rows of a batch, cp the tokens of a row."""
+    """The sizes of the axes: dp x fsdp processes divide the rows of a batch, and cp processes the tokens of a row."""
 
     dp: int = 1
     fsdp: int = 1
@@ -31,7 +31,7 @@ class MeshShape:
 
     @property
     def row_parts(self) -> int:
-        """How many parts the rows of a batch have."""
+        """The number of parts into which the rows of a batch are divided."""
         return self.dp * self.fsdp
 
 
@@ -51,9 +51,9 @@ def mesh_sizes(text: str) -> dict[str, int]:
 
 
 def mesh_shape(text: str, processes: int) -> MeshShape:
-    """The mesh of so many processes; "" gives all of them to dp.
+    """The mesh for this number of processes; "" gives all of them to dp.
 
-    Raises ConfigurationError for a mesh that is not of so many.
+    Raises ConfigurationError for a mesh of another number of processes.
     """
     sizes = mesh_sizes(text) or {"dp": processes}
     if (needed := prod(sizes.values())) != processes:
@@ -68,7 +68,9 @@ def mesh_shape(text: str, processes: int) -> MeshShape:
 
 
 def _resized(sizes: dict[str, int], processes: int) -> str:
-    """A mesh of so many processes: of the same axis, if it is one, else with the same sizes of all but dp if it can."""
+    """A mesh for this number of processes: with the same single axis, or else with the same sizes except dp, if
+    possible.
+    """
     if len(sizes) == 1:
         return f"{min(sizes)}={processes}"
     others = {name: size for name, size in sizes.items() if name != "dp"}

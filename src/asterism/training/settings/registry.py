@@ -1,4 +1,4 @@
-"""Objectives and tasks by name, and what they stand for, which is imported when it is first asked for.
+"""Objectives and tasks by name. The classes behind the names are imported at first use.
 
 So a configuration can be checked against the names, and the command line can list them, without importing torch.
 """
@@ -31,25 +31,25 @@ class Entry(NamedTuple):
 
 
 class Registry(dict[str, Entry]):
-    """Entries by name; `load` gives what one stands for. Raises ConfigurationError for a name that is not there."""
+    """Entries by name; `load` imports the object of one. Raises ConfigurationError for an unknown name."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise ConfigurationError("unknown-name", f"there is no {name!r}.{nearest(name, self)} Known: {', '.join(self)}")
 
     def load(self, name: str) -> Any:
-        """What `name` stands for: the class of an objective, the kind of a task."""
+        """The object of `name`: the class of an objective, or the kind of a task."""
         return imported(self[name].place)
 
     def names(self, kind: str) -> list[str]:
-        """The names that a kind of run may use."""
+        """The names that this kind of run may use."""
         return [name for name, entry in self.items() if entry.kind == kind]
 
     def readers(self, setting: str) -> list[str]:
-        """The names that read a setting that not all of them do."""
+        """The names of the entries that read a setting which not all of them read."""
         return [name for name, entry in self.items() if setting in entry.settings]
 
     def foreign(self, name: str) -> list[str]:
-        """The settings that others read and `name` does not."""
+        """The settings that other entries read and `name` does not."""
         return sorted({setting for entry in self.values() for setting in entry.settings} - set(self[name].settings))
 
 
@@ -76,7 +76,7 @@ OBJECTIVES = Registry(
     ),
     labelled=Entry(f"{_OBJECTIVES}.labelled:Labelled", kind="finetune"),
 )
-"""What a model is trained on and judged by: by the name that the configuration of a run gives it."""
+"""The objectives, by their name in the configuration of a run: what a model is trained on and judged by."""
 
 _WRITING = (
     "target_length",
@@ -99,7 +99,7 @@ TASKS = Registry(
     translate=Entry(f"{_TASKS}.translation:TRANSLATION", settings=_WRITING, kind="finetune"),
     generate=Entry(f"{_TASKS}.generation:GENERATION", settings=_WRITING, kind="finetune"),
 )
-"""What a model is fine-tuned for: by the name that `FineTuneConfig.task` gives it."""
+"""The tasks of fine-tuning, by their name in `FineTuneConfig.task`."""
 
 FILE_TASKS = {"classify": f"{_TASKS}.file_classification:FILE_CLASSIFICATION"}
-"""The place of a task on files that a modality reads, by the name of the task on texts."""
+"""The place of a task for files of a modality, by the name of the same task for texts."""

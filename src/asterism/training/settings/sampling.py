@@ -1,4 +1,4 @@
-"""How a model draws what follows a prompt: the settings of sampling, checked."""
+"""The checked settings of sampling: how a model continues a prompt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,9 @@ from asterism.errors import ConfigurationError
 class Sampling:
     """How values are drawn.
 
-    Temperature 0 takes the likeliest; `top_k` keeps the k likeliest, `top_p` the fewest that together have that
-    probability; the draws are a function of `seed`. Raises ConfigurationError for settings that cannot work.
+    Temperature 0 takes the likeliest value. `top_k` keeps the k likeliest values, and `top_p` the fewest whose
+    probabilities reach that sum. The draws are a function of `seed`. Raises ConfigurationError for settings that cannot
+    work.
     """
 
     temperature: float = 1.0
@@ -29,7 +30,7 @@ class Sampling:
                 raise ConfigurationError("setting-range", f"generation: {name}={getattr(self, name)!r} {rule}")
 
     def arguments(self, length: int) -> dict[str, Any]:
-        """Arguments for `generate` of transformers, to draw so many values. Raises ConfigurationError below 1."""
+        """Arguments for `generate` of transformers, to draw this many values. Raises ConfigurationError below 1."""
         if length < 1:
             raise ConfigurationError("at-least-one", f"generation: length={length!r} must be at least 1")
         if self.temperature == 0:

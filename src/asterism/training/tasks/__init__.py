@@ -1,4 +1,4 @@
-"""Tasks to fine-tune for: how files become examples, examples rows, and a model's outputs answers with scores.
+"""Tasks of fine-tuning: files become examples, examples become rows, and a model's outputs become scored answers.
 
-`task.py` says how the three make a task. A new one is a file in `kinds/` and an entry in `settings/registry.py`.
+`task.py` joins the three to a task. A new task is a file in `kinds/` and an entry in `settings/registry.py`.
 """

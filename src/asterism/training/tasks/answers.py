@@ -1,4 +1,4 @@
-"""How a model answers, and how good its answers are.
+"""The answers of a model, and their scores.
 
     features -> model -> what it says about each -> a prediction -> scores
 
@@ -26,16 +26,16 @@ from asterism.training.tasks.examples import Example
 from asterism.training.tasks.rows import Feature
 
 Logits = tuple[np.ndarray, ...]
-"""What a model says about a feature where answers are read: one float32 array for each of `outputs`, padding cut off,
-[labels] or, with `per_token`, [N] or [N, labels]."""
+"""The model's outputs for a feature: one float32 array for each of `outputs`, without padding, [labels] or, with
+`per_token`, [N] or [N, labels]."""
 
 
 class NoScoreError(DataError):
-    """The metric cannot be computed of these examples."""
+    """The metric cannot be computed from these examples."""
 
 
 class Answers(ABC, Generic[Example]):
-    """The answers of a kind of task: a frozen dataclass of what JSON can hold.
+    """The answers of a kind of task: a frozen dataclass of JSON values.
 
     metric           the name of the score to judge by
     answer           the field of a prediction that is scored
@@ -43,13 +43,13 @@ class Answers(ABC, Generic[Example]):
     """
 
     architecture: ClassVar[str]
-    """The Auto class of transformers whose models give them."""
+    """The Auto class of transformers for models that give these answers."""
     gathers: ClassVar[int]
-    """Batches of examples that are collected before the model is asked."""
+    """The number of batches of examples that are collected before the model runs."""
     pools: ClassVar[tuple[str, ...]] = ()
-    """How one answer can be made of several windows, the usual way first."""
+    """The ways to pool several windows into one answer, the default first."""
     package: ClassVar[tuple[str, str] | None] = None
-    """The package that scores them, and its module, where that is an optional one."""
+    """The optional package that scores them, and its module, if there is one."""
 
     positive_weight: float = 1.0
 
@@ -67,9 +67,9 @@ class Answers(ABC, Generic[Example]):
     def choices(
         cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
     ) -> dict[str, Any]:
-        """The fields of the task that settings and model decide together; those equal to settings go without saying.
+        """The fields of the task that settings and model decide together; fields that equal a setting are left out.
 
-        Raises ConfigurationError for a model or a tokenizer that the task has no use for.
+        Raises ConfigurationError for a model or a tokenizer that the task cannot use.
         """
         return {}
 
@@ -81,45 +81,48 @@ class Answers(ABC, Generic[Example]):
     def ask(
         self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
     ) -> list[Any]:
-        """What a model in evaluation mode says about each row of `inputs`, int64 [B, length] each, padded on the right.
+        """The outputs of a model in evaluation mode for each row of `inputs`, int64 [B, length] each, padded on the
+        right.
 
-        Raises AsterismError if that is not finite.
+        Raises AsterismError if they are not finite.
         """
 
     # --- predictions and scores -------------------------------------------------------------------------------------
 
     @abstractmethod
     def predict(self, example: Example, features: Sequence[Feature], said: Sequence[Any]) -> dict[str, Any]:
-        """The prediction for an example, given what `ask` gave for each of its features."""
+        """The prediction for an example, given the result of `ask` for each of its features."""
 
     @abstractmethod
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
-        """The scores of answers, compared with what `Examples.gold` says is right, the metric among them.
+        """The scores of answers, compared with those of `Examples.gold`. The metric is one of them.
 
-        Raises NoScoreError for examples that have none.
+        Raises NoScoreError for examples without a score.
         """
 
     def baselines(
         self, training: Sequence[Example], scored: Sequence[Example], there: Sequence[Any]
     ) -> dict[str, dict[str, float]]:
-        """The scores of what needs no model, by name, on examples where `there` is right; {} if nothing is known."""
+        """The scores of baselines without a model, by name, on examples with the right answers `there`; {} if there are
+        none.
+        """
         return {}
 
     def page(
         self, scores: Mapping[str, float], examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]]
     ) -> str | None:
-        """What people read of a finished run, in Markdown; None if its predictions say it all."""
+        """The page of a finished run for people, in Markdown, or None if its predictions suffice."""
         return None
 
 
 class ReadAnswers(Answers[Example]):
-    """Answers that are read from what a model outputs in one call. What it puts on top of an encoder may be new."""
+    """Answers that are read from a model's outputs in one call. The layers on top of an encoder may be new."""
 
     gathers: ClassVar[int] = 16  # more saves little padding
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """What is read of a model's output."""
+    """The fields that are read from a model's output."""
     per_token: ClassVar[bool] = False
-    """Whether the outputs have an axis of tokens after that of rows."""
+    """Whether the outputs have an axis of tokens after the axis of rows."""
 
     def ask(
         self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
@@ -134,18 +137,18 @@ class ReadAnswers(Answers[Example]):
 
 
 class RankedAnswers(ReadAnswers[Example]):
-    """Answers that also say in which of several rows the model found most, for a reader that reads these again."""
+    """Answers that also rank the rows in which the model found most, for a reader that reads these again."""
 
     @abstractmethod
     def found(self, feature: Feature, said: Logits) -> float:
-        """How much the model found in a feature of what it is asked: the greater, the sooner it is read again."""
+        """How much the model found in a feature. Features with the greatest values are read again."""
 
 
 class WrittenAnswers(Answers[Example]):
-    """Answers that a model generates, by the same search on every run. All of its weights must be there already."""
+    """Answers that a model generates, by the same search on every run. Its folder must hold all of its weights."""
 
     architecture: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    gathers: ClassVar[int] = 2  # texts take seconds: who waits wants to see them, and who stops to keep them
+    gathers: ClassVar[int] = 2  # texts take seconds, and should be seen, and kept at a stop, soon
 
     @abstractmethod
     def generation(self, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
@@ -155,7 +158,7 @@ class WrittenAnswers(Answers[Example]):
         self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
     ) -> list[str]:
         """The text that is generated for each row; `inputs` are int64 [B, length] each."""
-        generating: Any = model  # transformers gives `generate` to those that can
+        generating: Any = model  # transformers gives `generate` to models that can generate
         found = generating.generate(
             **inputs,
             generation_config=self.generation(model.config, tokenizer),
@@ -166,7 +169,7 @@ class WrittenAnswers(Answers[Example]):
 
 
 class _RefuseNotFinite(LogitsProcessor):
-    """The likeliest of scores that are not finite would be a token like any other."""
+    """Refuse scores that are not finite, because their likeliest token would look like any other."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if (scores.isnan() | scores.isposinf()).any():
@@ -182,15 +185,14 @@ def _not_finite() -> AsterismError:
 
 
 def shown(probability: float) -> float:
-    """A probability with the four digits that hold.
+    """A probability with four digits, which are reproducible.
 
-    Rows of a batch are added up in an order that depends on the batch, so that in float32 the last one to two of seven
-    digits change with it; what is written should not. Digits are counted from the first that is not 0, as those of a
-    rare label must not all be lost.
+    Sums depend on the batch of a row, so that in float32 the last one or two of seven digits change with it. The
+    written digits should not. They are counted from the first nonzero digit, so that rare labels keep four digits too.
     """
     return float(f"{probability:.4g}")
 
 
 def shown_score(score: float) -> float:
-    """A sum of logits, which are some units large, with the three decimals that hold as those of `shown` do."""
+    """A sum of logits, which are a few units large, with three reproducible decimals."""
     return round(score, 3)

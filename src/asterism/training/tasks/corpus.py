@@ -1,10 +1,10 @@
-"""Labelled examples of a task: those to train on and those to score, as features, and a hash of the files they are of.
+"""The labelled examples of a task, for training and for scoring, as features, with a hash of their files.
 
-Where an example is one row (`DrawnRows`), features are made whenever they are drawn or asked for, and examples
-that are read from a file as they are needed are never all in memory.
+If an example is one row (`DrawnRows`), features are made whenever they are needed. Examples that are read from a file
+on demand are then never all in memory.
 
-Invariant: features come in a new order on each pass, a function of (seed, pass), and of their lengths and the size of
-batches if these are to hold features of like length; a batch may span two passes.
+Invariant: each pass has a new order of features, which is a function of (seed, pass). If batches group features of
+similar length, it also depends on the lengths and the size of batches. A batch may span two passes.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from asterism.training.tasks.rows import DrawnRows, ExampleRows, Feature
 from asterism.training.tasks.task import Task
 
 LOOKED_AT = 200
-"""Examples, of those that are read on demand, by which it is told before the first step how many are cut."""
+"""The number of examples, read on demand, from which the share of cut ones is estimated before the first step."""
 
 
 class AskedFeatures(Sequence[list[Feature]]):
-    """The features of each example, to be asked about, made when they are taken."""
+    """The features of each example for evaluation, made on demand."""
 
     def __init__(self, rows: ExampleRows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
         self.rows, self.examples, self.tokenizer = rows, examples, tokenizer
@@ -57,8 +57,8 @@ class AskedFeatures(Sequence[list[Feature]]):
 class LabelledCorpus(Corpus[list[Feature]]):
     """The data of a fine-tuning run.
 
-    `training_features` is how many rows there are to learn from, `asked_features` how many the examples of `validation`
-    have; `validation_features` are those of each. Raises DataError for an example that the task cannot use, here or
+    `training_features` counts the training rows, and `asked_features` the rows of the examples in `validation`;
+    `validation_features` holds the features of each. Raises DataError for an example that the task cannot use, here or
     when it is read.
     """
 
@@ -76,7 +76,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
         self.examples, self.validation = training, validation
         rows, asked = task.rows, AskedFeatures(task.rows, validation, tokenizer)
         self._feature: Callable[[int, int, int], Feature]
-        """A training feature, by its number, as it is drawn at a place of a step."""
+        """The training feature of an index, as drawn at a position of a step."""
         self.validation_features: Sequence[list[Feature]]
         if isinstance(rows, DrawnRows):
             looked_at = training[:: max(1, len(training) // LOOKED_AT)]
@@ -107,7 +107,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
             self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
 
     def _cuts(self, rows: ExampleRows[Any], each: Iterable[Sequence[Feature]]) -> list[str]:
-        """How many documents are cut, by the first feature of each of those that were looked at."""
+        """The number of cut documents, by the first feature of each inspected document."""
         firsts = [some[0] for some in each if some]
         cut = sum(one.is_cut for one in firsts)
         if not cut:
@@ -128,7 +128,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
 
 
 _MOST_CLASSES = 12
-"""Classes that are listed with their shares; of more, the rarest are counted."""
+"""The most classes that are listed with their percentages; of more, the rarest are only counted."""
 
 
 def _shares(classes: Counter[str]) -> str:
@@ -147,9 +147,9 @@ def _lengths(rows: ExampleRows[Any], each: Sequence[Sequence[Feature]]) -> str:
 
 
 def identity(*paths: str | None) -> str:
-    """The hash of the bytes of files, one after the other, two for a pair; None is the file that there is not.
+    """The hash of the bytes of files, one after the other, two for a pair; None stands for no file.
 
-    Of a folder, the names and bytes of all files in it.
+    For a folder, the names and bytes of all files in it are hashed.
     """
     digest = hashlib.sha256()
     for path in paths:

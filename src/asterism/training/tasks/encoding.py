@@ -1,6 +1,6 @@
-"""Documents as the tokenizer makes rows of them, uncut; and the rows that a reader makes of those.
+"""Encode documents with the tokenizer, uncut, and cut the rows of a reader from them.
 
-What stands around a document, special tokens and perhaps a question, stands around every row of it.
+The tokens around a document, special tokens and perhaps a question, surround every row of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerFast
 from asterism.training.readers.reader import Document, Row
 
 ENCODED_TOGETHER = 64
-"""Documents that go through the tokenizer at once: an encoding takes much more memory than what is kept of it."""
+"""Documents tokenized at once. An encoding takes much more memory than the part of it that is kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """One document with what stands around it, however long.
+    """One document of any length, with the tokens around it.
 
     inputs      the model's arguments, such as input_ids: int32 [N] each
     first, end  where the document's own tokens are
@@ -40,20 +40,20 @@ class Encoded:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the document itself has."""
+        """The number of tokens of the document itself."""
         return self.end - self.first
 
     @property
     def around(self) -> int:
-        """How many tokens stand around it."""
+        """The number of tokens around the document."""
         return len(self.inputs["input_ids"]) - self.tokens
 
     def document(self, length: int) -> Document:
-        """What a reader sees of it, with rows of `length` tokens."""
+        """The document as a reader sees it, for rows of `length` tokens."""
         return Document(self.tokens, length - self.around, self.text, self.characters[:, 0], self.question)
 
     def kept(self, row: Row) -> np.ndarray:
-        """The numbers of the document's tokens that a row has, int64 [M]."""
+        """The indices of the document's tokens in a row, int64 [M]."""
         return np.concatenate([np.arange(begin, end) for begin, end in row])
 
     def covered(self, row: Row) -> list[list[int]]:
@@ -68,7 +68,9 @@ class Encoded:
         return {name: values[numbers] for name, values in self.inputs.items()}
 
     def along(self, row: Row, values: np.ndarray, filler: int) -> np.ndarray:
-        """What `values` [tokens, ...] says about each token of a row; `filler` for what stands around the document."""
+        """The entries of `values` [tokens, ...] for each token of a row, with `filler` for the tokens around the
+        document.
+        """
         kept = values[self.kept(row)]
         sides = ((self.first, self.around - self.first), *[(0, 0)] * (values.ndim - 1))
         return np.pad(kept, sides, constant_values=filler)
@@ -82,10 +84,10 @@ def encode(
     prefix: str = "",
     most: int | None = None,
 ) -> Iterator[Encoded]:
-    """Each document, as text or in words, behind its question if there are `questions`.
+    """Encode each document, given as text or words, after its question if there are `questions`.
 
-    A `prefix` stands before a text, or before its question. Without questions, what is beyond a row of `most` tokens
-    may be left out.
+    A `prefix` precedes the text, or its question. Without questions, tokens beyond a row of `most` tokens may be left
+    out.
     """
     before = prefix if questions is None else ""
     for at in range(0, len(documents), ENCODED_TOGETHER):

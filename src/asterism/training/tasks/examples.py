@@ -1,9 +1,9 @@
-"""How files become examples of a task, and what is the right answer to each.
+"""Examples of a task: how files become examples, and the right answer to each.
 
     files -> records -> examples to train on, and others to score
 
-Which labels there are, or which columns, is decided by the examples to train on. The class reads files and decides; a
-value of it is what was decided, and makes examples of single records ever after, without the training data.
+The training examples decide which labels or columns exist. The class reads files and decides. An instance holds the
+decisions, and makes examples of single records later, without the training data.
 """
 
 from abc import ABC, abstractmethod
@@ -20,38 +20,38 @@ Example = TypeVar("Example")
 
 
 class Examples(ABC, Generic[Example]):
-    """The examples of a kind of task: a frozen dataclass of what JSON can hold."""
+    """The examples of a kind of task: a frozen dataclass of JSON values."""
 
     formats: ClassVar[tuple[str, ...]]
-    """The formats that they come in, names of `data.records.formats.FORMATS`."""
+    """The formats of their files, names of `data.records.formats.FORMATS`."""
 
     # --- from files -------------------------------------------------------------------------------------------------
 
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
-        """The format of a file, as `format_of` finds it among those of the task."""
+        """The format of a file, which `format_of` chooses among those of the task."""
         return format_of(path, cls.formats, asked)
 
     @classmethod
     def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
-        """The files that the examples of a run are of: their bytes are the identity of the data."""
+        """The files of a run's examples. Their bytes are the identity of the data."""
         return config.data, config.validation
 
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> Sequence[Example]:
-        """The labelled examples of a file, read as the settings say. Raises DataError for anything that is not one."""
+        """Read the labelled examples of a file, according to the settings. Raises DataError for anything else."""
         records = cls.records(path, config)
         examples = cls.like(records[0])
         return [examples.example(record, labelled=True) for record in records]
 
     @classmethod
     def records(cls, path: Path, config: FineTuneConfig) -> list[Record]:
-        """The records of a file, one at least. Raises DataError for what cannot be read."""
+        """Read the records of a file, at least one. Raises DataError for a file that cannot be read."""
         return read_all(cls.format(path), path)
 
     @classmethod
     def like(cls, record: Record) -> Self:
-        """The value that makes examples of labelled records like this one, the first of a file."""
+        """An instance that makes examples of labelled records like this one, the first of a file."""
         return cls()
 
     @classmethod
@@ -67,7 +67,7 @@ class Examples(ABC, Generic[Example]):
     def decided(cls, training: Sequence[Example], known: Sequence[str], choices: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the task that its training examples decide, such as the labels.
 
-        The model may have labels already, those `known`; `choices` are the fields that are settled without examples.
+        `known` are the labels that the model has already, and `choices` the fields that are decided without examples.
         Raises DataError if the examples leave nothing to learn.
         """
 
@@ -75,9 +75,9 @@ class Examples(ABC, Generic[Example]):
 
     @abstractmethod
     def example(self, record: Record, *, labelled: bool) -> Example:
-        """What a record asks, and if `labelled` what the right answer is; else labels are not looked at.
+        """The example of a record, with its right answer if `labelled`. Otherwise labels are not read.
 
-        Raises DataError for a record that does not say it.
+        Raises DataError for a record without the necessary fields.
         """
 
     @abstractmethod
@@ -85,9 +85,11 @@ class Examples(ABC, Generic[Example]):
         """The right answer of a labelled example, as `Answers.score` takes it."""
 
     def classes(self, example: Example) -> Sequence[str]:
-        """The names of the labels of a labelled example; none where the task has no such labels."""
+        """The names of the labels of a labelled example; empty if the task has no labels."""
         return ()
 
     def beside(self, example: Example) -> dict[str, Any]:
-        """What the run folder keeps with the prediction for a validation example, for people to compare."""
+        """Fields that the run folder stores with the prediction for a validation example, so that people can compare
+        them.
+        """
         return {}

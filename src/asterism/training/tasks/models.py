@@ -1,8 +1,8 @@
 """Models to fine-tune, encoders and encoder-decoders: folders that transformers can read, our own or another's.
 
-A folder holds a model and a fast tokenizer. Nothing is downloaded and no pickle is read. Weights that the folder does
-not have are drawn anew only where the task puts something new on top, and named; a model that is not whole, or more
-than its configuration says, is refused.
+A folder holds a model and a fast tokenizer. Nothing is downloaded and no pickle is read. Missing weights are drawn only
+for the layers that the task puts on top, and their names are reported. A model that is incomplete, or has more weights
+than its configuration describes, is refused.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -24,16 +24,16 @@ from asterism.training.data.corpora.tokenization import is_of_values, value_toke
 from asterism.training.tasks.answers import Answers, WrittenAnswers
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
-"""One of them holds the vocabulary. Without any, transformers makes a tokenizer that knows no word at all."""
+"""One of these files holds the vocabulary. Without any, transformers makes a tokenizer with an empty vocabulary."""
 
 
 def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
     """The tokenizer of a model folder, and the configuration of its model.
 
-    It gives no token types to a model that knows none.
+    The tokenizer makes no token types if the model has none.
 
-    Raises CheckpointError if the folder does not have both, ConfigurationError for a tokenizer without offsets and for
-    a field of ours that no model can have.
+    Raises CheckpointError if the folder does not have both. Raises ConfigurationError for a tokenizer without offsets,
+    and for an impossible field of one of our models.
     """
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise CheckpointError(
@@ -48,7 +48,7 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
             "unreadable-model", f"model: {folder} holds no readable model and tokenizer: {why_unread(error)}"
         ) from error
     if isinstance(config, AsterismConfig):
-        check_values(vars(config))  # a file of ours always loads, whatever it holds
+        check_values(vars(config))  # a configuration of ours loads with any values
     if not tokenizer.is_fast:
         raise ConfigurationError(
             "slow-tokenizer", f"model: {folder} has no fast tokenizer, which is needed to locate tokens in the text"
@@ -59,10 +59,10 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
 
 
 def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
-    """The tokens of 8-bit values, and the configuration of the model in a folder, which is to read them.
+    """The tokenizer of 8-bit values, and the configuration of the model in a folder that will read them.
 
-    Raises CheckpointError for a model that cannot be read, ConfigurationError for one that reads a text's tokens, or
-    has too few embeddings.
+    Raises CheckpointError for a model that cannot be read, and ConfigurationError for one that reads the tokens of text
+    or has too few embeddings.
     """
     if any((folder / name).exists() for name in TOKENIZER_FILES):
         tokenizer, config = load_tokenizer(folder)
@@ -81,13 +81,13 @@ def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
 def model_shape(folder: Path, answers: Answers[Any]) -> PreTrainedConfig:
     """The configuration of the model in a folder, for weights in float32, with what the answers decide in it.
 
-    Raises CheckpointError, and ConfigurationError for a choice that the kind of model does not leave.
+    Raises CheckpointError, and ConfigurationError for a setting that this kind of model does not have.
     """
     fields = answers.model_fields()
     with _readable(folder):
         shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL, **fields)
     for name in fields:
-        # transformers passes over what a kind of model does not know
+        # transformers ignores fields that a kind of model does not have
         if not hasattr(shape, name):
             raise ConfigurationError(
                 "no-such-choice", f"model: the {shape.model_type} model in {folder} has no setting {name}"
@@ -102,14 +102,14 @@ def new_model(shape: PreTrainedConfig, answers: Answers[Any]) -> PreTrainedModel
 
 
 def load_model(folder: Path, shape: PreTrainedConfig, answers: Answers[Any]) -> tuple[PreTrainedModel, list[str]]:
-    """The model of a folder in float32, with what answers are read from on top, and the names of parts that are new.
+    """Load the model of a folder in float32, with the output layers of the task, and return the names of new parts.
 
     `shape` is that of `model_shape`. A model that writes has all of its weights already. An output layer for labels is
     new unless the folder's has the same labels in the same order. New weights come from torch's global generator.
 
     Raises CheckpointError for weights that are missing, left over, damaged or pickled.
     """
-    _refuse_pickle(folder)
+    refuse_pickle(folder)
     with _readable(folder):
         before = labels_of(AutoConfig.from_pretrained(folder, **LOCAL))
         model, found = getattr(transformers, answers.architecture).from_pretrained(
@@ -142,7 +142,7 @@ def refuse_tokens(model: PreTrainedModel, tokens: int, path: str) -> None:
 
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    """Whatever transformers raises for a model folder that it cannot read, as a CheckpointError of one line."""
+    """Within the body, errors of transformers about an unreadable model folder become a CheckpointError of one line."""
     try:
         yield
     except AsterismError:
@@ -160,9 +160,9 @@ def labels_of(config: PreTrainedConfig) -> list[str]:
 
 
 def longest(config: PreTrainedConfig) -> int | None:
-    """How many tokens a model was made for, or None if its configuration does not say.
+    """The most tokens that a model reads, by its configuration, or None if that has no limit.
 
-    RoBERTa and its kin count positions from the one after padding's.
+    RoBERTa and related models count positions from the one after padding's.
     """
     encoder: Any = getattr(config, "encoder", config)
     positions = getattr(encoder, "max_encoder_position_embeddings", getattr(encoder, "max_position_embeddings", None))
@@ -175,7 +175,7 @@ def longest(config: PreTrainedConfig) -> int | None:
 
 
 def longest_target(config: PreTrainedConfig) -> int | None:
-    """How many tokens the decoder of an encoder-decoder was made for, or None if its configuration does not say."""
+    """The most tokens of the decoder of an encoder-decoder, by its configuration, or None if that has no limit."""
     decoder: Any = getattr(config, "decoder", config)
     for name in ("decoder_max_position_embeddings", "max_decoder_position_embeddings", "max_position_embeddings"):
         positions: int | None = getattr(decoder, name, None)
@@ -185,13 +185,14 @@ def longest_target(config: PreTrainedConfig) -> int | None:
 
 
 def ends(config: PreTrainedConfig) -> bool:
-    """Whether no more tokens than `longest` can be read at all: where positions are rotary, more can."""
+    """Whether the model cannot read more tokens than `longest`. With rotary positions it can."""
     if isinstance(config, AsterismConfig):
         return config.positions_end
     return getattr(config, "rope_parameters", None) is None
 
 
-def _refuse_pickle(folder: Path) -> None:
+def refuse_pickle(folder: Path) -> None:
+    """Raises CheckpointError for a model folder whose weights are in no other format."""
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise CheckpointError(

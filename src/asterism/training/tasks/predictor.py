@@ -1,11 +1,10 @@
-"""Asking a fine-tuned model: examples in, predictions out, in order and in bounded memory.
+"""Predict with a fine-tuned model: examples in, predictions out, in order and in bounded memory.
 
-A reader that reads again is asked for the next rows of a buffer's examples once the model has answered the first.
+A reader that reads again gets the model's results for the first rows of a buffer, and then chooses the next rows.
 
-Rows of one length make the fewest padded tokens, so examples are collected in buffers of as many batches as the task's
-answers gather, and sorted by length within each. Which rows share a batch, and with it the last bits of every number,
-therefore depends on the number of an example and on nothing else: who begins again at a multiple of `buffered` gets the
-same predictions.
+Examples are collected in buffers of several batches (`Answers.gathers`) and sorted by length within each, because rows
+of equal length need the least padding. Which rows share a batch decides the last bits of every number. It depends only
+on the index of an example, so a call that starts again at a multiple of `buffered` gets the same predictions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from asterism.training.tasks.task import Task
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictor:
-    """A model that can be asked, and all that decides its predictions: examples are asked `batch_size` at a time."""
+    """A model and everything that decides its predictions; `batch_size` examples are computed at a time."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -41,7 +40,7 @@ class Predictor:
 
     @property
     def buffered(self) -> int:
-        """How many examples are collected; one alone if they are asked one by one, as nothing is gained by waiting."""
+        """The number of examples that are collected; 1 if `batch_size` is 1, because waiting gains nothing."""
         return 1 if self.batch_size == 1 else self.task.answers.gathers * self.batch_size
 
     def predict(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> Iterator[dict[str, Any]]:
@@ -52,12 +51,12 @@ class Predictor:
     def answered(
         self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]
     ) -> Iterator[tuple[dict[str, Any], list[Row]]]:
-        """The same, each with the rows that it was made of: the last that were read, by a reader that reads again."""
+        """The same, each with the rows that the answer was made from; for a reader that reads again, the last ones."""
         for at in range(0, len(examples), self.buffered):
             yield from self._buffer(examples[at : at + self.buffered], features[at : at + self.buffered])
 
     def ask(self, records: Iterable[Record], *, labelled: bool = False) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """The example of each record, with its prediction; with its labels if it is `labelled`.
+        """Yield the example of each record with its prediction, and with its labels if `labelled`.
 
         Records are read as they are needed. Raises DataError at the first record that cannot be read or used, after
         the predictions for those before it.
@@ -103,7 +102,7 @@ class Predictor:
         return list(zip(predictions, ([feature.row for feature in some] for some in read), strict=True))
 
     def _again(self, example: Any, features: Sequence[Feature], said: Sequence[Any]) -> list[Feature]:
-        """What is to be read next of an example, after what the model said; [] if that is the answer."""
+        """The next rows of an example, given the model's results; [] if these give the answer."""
         rows, answers = self.task.rows, self.task.answers
         if not isinstance(rows, RankedRows) or not isinstance(rows.reading, Iterated):
             return []
@@ -112,13 +111,13 @@ class Predictor:
         return rows.again(example, features, said, self.tokenizer)
 
     def _said(self, features: Sequence[Sequence[Feature]]) -> list[list[Any]]:
-        """What the model says about each feature of each example."""
+        """The model's results for each feature of each example."""
         said = iter(self._ask([feature for some in features for feature in some]))
         return [[next(said) for _ in some] for some in features]
 
     @torch.no_grad()
     def _ask(self, features: Sequence[Feature]) -> list[Any]:
-        """What the model says about each feature; it is left in evaluation mode."""
+        """The model's results for each feature; the model is left in evaluation mode."""
         self.model.train(False)
         said: list[Any] = [None] * len(features)
         by_length = sorted(range(len(features)), key=lambda number: len(features[number].inputs["input_ids"]))

@@ -1,8 +1,8 @@
-"""What ranks the windows of a document, learned from a task's training documents, and kept beside the model's weights.
+"""Learn the scorer that ranks the windows of a document, from a task's training documents; it is stored with the model.
 
-What is wanted of a document is the task's to say (`RankedRows.wanted`), how it is learned the scorer's
-(`readers/learned.py`). A document of no more windows than are read teaches nothing. At most `STUDIED` examples are
-learned from, evenly spread.
+The task defines the preferred windows of a document (`RankedRows.wanted`), and the scorer learns them
+(`readers/learned.py`). A document whose windows are all read teaches nothing. At most `STUDIED` examples are used,
+evenly spread.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from asterism.training.readers.selected import Selected, counted, words_in
 from asterism.training.tasks.rows import ExampleRows, RankedRows, Studied
 
 STUDIED = 2_000
-"""Examples: more take long and teach little."""
+"""The most examples that are used; more take long and teach little."""
 
 
 def learned_scorer(
     rows: ExampleRows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> tuple[Scorer, str]:
-    """What rows whose reader `learns` learned of training examples, and a line that says how well.
+    """Learn the scorer of rows whose reader `learns`, from training examples. Also returns a line on its quality.
 
     Raises DataError for examples that cannot be read, or too few that teach something.
     """
@@ -73,7 +73,7 @@ def _studied(
 
 
 def require_scorer(reader: Reader, rows: ExampleRows[Any]) -> None:
-    """Raises ConfigurationError if a reader needs a scorer that these rows have not learned."""
+    """Raise ConfigurationError if a reader needs a scorer that these rows have not learned."""
     if reader.learns and rows.scorer is None:
         raise ConfigurationError(
             "scorer-missing",

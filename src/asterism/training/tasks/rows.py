@@ -1,10 +1,10 @@
-"""How examples become rows of a model's input, to be learned from and to be asked about.
+"""Turn examples into rows of a model's input, for training and for prediction.
 
     example -> document, encoded by the tokenizer -> rows, as a reader divides it -> features -> a batch
 
-A feature is one row with what the model's loss needs; the training loop sees nothing but features and tensors.
-`ExampleRows` are made before the first step. `DrawnRows` are made when a step draws them. Of `RankedRows` the best
-windows of a document can be read first, or read again.
+A feature is one row with the target that the loss needs. The training loop sees only features and tensors.
+`ExampleRows` are made before the first step, and `DrawnRows` when a step draws them. `RankedRows` can rank the windows
+of a document, so that the best ones are read first, or again.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class Feature:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleRows(ABC, Generic[Example]):
-    """The rows of a kind of task: a frozen dataclass of what JSON can hold, but for the scorer.
+    """The rows of a kind of task: a frozen dataclass of JSON values, except for the scorer.
 
     length  how many tokens a row has at most
     reader  the text of the reader that makes rows of documents, the length of its rows left out
@@ -78,21 +78,21 @@ class ExampleRows(ABC, Generic[Example]):
 
     @property
     def most(self) -> int | None:
-        """How many tokens of a document are read at most, with what stands around it; None for all."""
+        """The most tokens that are read of a document and the tokens around it; None for all."""
         return self.length if self.reading.cuts else None
 
     # --- of an example ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def encoded(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
-        """The document of each example as the tokenizer reads it; at least what the reader reads of it."""
+        """Encode the document of each example with the tokenizer; at least the part that the reader reads."""
 
     @abstractmethod
     def feature(self, example: Example, encoded: Encoded, row: Row) -> Feature:
         """One row of an example's document. Raises DataError for labels that cannot be used."""
 
     def document(self, example: Any, encoded: Encoded) -> Document:
-        """What the reader sees of an example. Raises DataError for one that it cannot read."""
+        """The document of an example as the reader sees it. Raises DataError for one that it cannot read."""
         document = replace(encoded.document(self.length), scorer=self.scorer)
         needs, place = self.reading.needs, example.record.place
         if document.room < needs:
@@ -111,9 +111,9 @@ class ExampleRows(ABC, Generic[Example]):
     # --- of examples ------------------------------------------------------------------------------------------------
 
     def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
-        """The features of each example, in their order, to be asked about.
+        """Yield the features of each example for prediction, in order.
 
-        Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
+        Raises DataError at the first example that cannot be used, such as one without a token, after all before it.
         """
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
             document = self.document(example, encoded)
@@ -122,7 +122,7 @@ class ExampleRows(ABC, Generic[Example]):
     def training_features(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
     ) -> Iterator[list[Feature]]:
-        """The features of each example, in their order, to be learned from. Raises as `features` does."""
+        """Yield the features of each example for training, in order. Raises as `features` does."""
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
             document = self.document(example, encoded)
             yield self._made(example, encoded, document, self.reading.training_rows(document))
@@ -136,7 +136,7 @@ class ExampleRows(ABC, Generic[Example]):
     def chosen(
         self, examples: Sequence[Example], rows: Sequence[Sequence[Row]], tokenizer: PreTrainedTokenizerFast
     ) -> list[list[list[int]] | None]:
-        """The characters of each document that its answer was made of, where the reader chose them; else None.
+        """The characters of each document from which its answer was made, if the reader chose them; else None.
 
         `rows` are those that each example was answered by. A stretch is [first, end].
         """
@@ -155,19 +155,19 @@ class ExampleRows(ABC, Generic[Example]):
     # --- of a batch -------------------------------------------------------------------------------------------------
 
     def tokens(self, feature: Feature) -> int:
-        """How long a feature is, where features of like length are to share a batch."""
+        """The length of a feature, by which features of similar length share a batch."""
         return len(feature.inputs["input_ids"])
 
     @abstractmethod
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
-        """What the loss needs for a batch of features whose rows are padded on the right to `length` tokens."""
+        """The targets of the loss for a batch of features whose rows are padded on the right to `length` tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRows(ExampleRows[Example]):
-    """Rows of examples that are one row each, made whenever a step draws them.
+    """Rows of examples that have one row each, made whenever a step draws them.
 
-    Such examples may be read as they are needed, and need not fit into memory.
+    Such examples may be read on demand, and need not fit into memory.
     """
 
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
@@ -190,16 +190,16 @@ class Studied:
 
 
 class RankedRows(ExampleRows[Example]):
-    """Rows of texts, whose windows can be ranked: by words, by what was learned of them, or by the model itself."""
+    """Rows of texts whose windows can be ranked: by words, by a learned scorer, or by the model itself."""
 
     @abstractmethod
     def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
-        """How much each window of training documents is wanted, for a scorer to learn; None where nobody can say."""
+        """How much each window of training documents is preferred, for the scorer to learn; None if unknown."""
 
     def again(
         self, example: Example, features: Sequence[Feature], found: Sequence[Any], tokenizer: PreTrainedTokenizerFast
     ) -> list[Feature]:
-        """What is to be read next, where the model `found` so much in each feature; [] if that is the answer."""
+        """The next rows, given how much the model `found` in each feature; [] if these give the answer."""
         reader = self.reading
         if not isinstance(reader, Iterated) or len(features) == 1:
             return []

@@ -1,12 +1,12 @@
-"""What a task is: three values, each of which does its part without the others.
+"""The definition of a task: three values that work independently of each other.
 
     record -> example -> features -> model -> what it says -> prediction -> scores
      `Examples`          `ExampleRows`                       `Answers`
 
-A `Kind` names the three classes. A `Task` is a kind with all that was decided about it, by the settings of a run, the
-model, and the training examples. These are the fields of the three values, by their names: a field of several of them,
-such as the labels, is one and the same in all. They are JSON, so a run keeps them, and a finished run is asked without
-its training examples.
+A `Kind` names the three classes. A `Task` is a kind with everything that the settings of a run, the model and the
+training examples decided about it. These decisions are the fields of the three values, by name. A field of several
+values, such as the labels, is the same in all. The fields are JSON and stored with the run, so a finished run can
+predict without its training examples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from asterism.training.tasks.rows import ExampleRows
 
 @dataclass(frozen=True)
 class Kind(Generic[Example]):
-    """One kind of question about documents: what its messages call it, and the classes of the three parts."""
+    """One kind of task: its name in messages, and the classes of its three parts."""
 
     name: str
     examples: type[Examples[Example]]
@@ -36,31 +36,31 @@ class Kind(Generic[Example]):
 
     @property
     def fields(self) -> dict[str, Field[Any]]:
-        """The fields of its tasks that JSON can hold, by name; `scorer` is kept apart, and is none of them."""
+        """The fields of its tasks that JSON can hold, by name. `scorer` is stored separately and is not one of them."""
         parts: tuple[Any, ...] = (self.rows, self.examples, self.answers)
         return {one.name: one for part in parts for one in fields(part) if one.name != "scorer"}
 
     def choices(
         self, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
     ) -> dict[str, Any]:
-        """The fields that are settled before any example is read: settings of the run, or of those and the model.
+        """The fields that are decided before any example is read, by the settings of the run and the model.
 
-        Raises ConfigurationError for a model or a tokenizer that the task has no use for, and for a package that is
-        missing and scores the answers: before hours of work, not after.
+        Raises ConfigurationError for a model or a tokenizer that the task cannot use. It also does so for a missing
+        package that scores the answers: before hours of work, not after.
         """
         self.require_scorer()
         shared = self.fields.keys() & {one.name for one in fields(config)} - {"length"}
         return {name: getattr(config, name) for name in shared} | self.answers.choices(config, model, tokenizer)
 
     def require_scorer(self) -> None:
-        """Raises ConfigurationError if a package is missing that scores answers."""
+        """Raise ConfigurationError if a package that scores answers is missing."""
         if self.answers.package is not None:
             require_package(*self.answers.package, "seq2seq", "scoring")
 
     def of(self, training: Sequence[Example], *, known: Sequence[str] = (), **choices: Any) -> "Task[Example]":
-        """The task that training examples set, given the other fields.
+        """The task that the training examples decide, given the other fields.
 
-        The model may have labels already, those `known`. Raises DataError if the examples leave nothing to decide.
+        `known` are the labels that the model has already. Raises DataError if the examples leave nothing to decide.
         """
         return self.task(**choices | self.examples.decided(training, known, choices))
 
@@ -78,7 +78,7 @@ class Kind(Generic[Example]):
         return Task(self, *(_part(kind, values) for kind in (self.examples, self.rows, self.answers)))
 
     def from_record(self, record: Mapping[str, Any]) -> "Task[Example]":
-        """The inverse of `Task.record`. Raises TypeError for one that is not that of such a task."""
+        """The inverse of `Task.record`. Raises TypeError for a record that does not belong to this kind."""
         known = self.fields
         needed = {name for name, one in known.items() if one.default is MISSING}
         if not needed <= record.keys() <= known.keys():
@@ -92,7 +92,7 @@ class Kind(Generic[Example]):
 
 @dataclass(frozen=True)
 class Task(Generic[Example]):
-    """One task: its kind, and the three values that do it. It is immutable."""
+    """One task: its kind and its three values. It is immutable."""
 
     kind: Kind[Example]
     examples: Examples[Example]
@@ -100,7 +100,7 @@ class Task(Generic[Example]):
     answers: Answers[Example]
 
     def record(self) -> dict[str, Any]:
-        """All that decides what is asked of a model and that JSON can hold, by the names of the fields."""
+        """Everything that decides the predictions and that JSON can hold, by field name."""
         values = {**vars(self.answers), **vars(self.examples), **vars(self.rows)}
         return {name: values[name] for name in self.kind.fields}
 

@@ -1,6 +1,6 @@
-"""What simple means need for the same samples: FLAC, and counts of what follows two samples.
+"""Baselines on the same samples: FLAC, and a model that counts the sample after two others.
 
-Both are given the 8-bit codes that a model is given, not the recordings: FLAC would keep 16 bits of each sample.
+Both get the 8-bit codes that a model gets, not the recordings, of which FLAC would keep 16 bits per sample.
 """
 
 from collections.abc import Iterator
@@ -59,13 +59,13 @@ class Order2:
             context = keys // 256
             different = kinds[context]
             weight = totals[context] + different
-            seen = weight > 0  # behind what never came, the shorter context says all
+            seen = weight > 0  # after a context that never occurred, the shorter context decides
             likely[seen] = (counts[keys[seen]] + different[seen] * likely[seen]) / weight[seen]
         return likely
 
 
 def order2_bits(training: Pieces, pieces: Pieces, first: int, stop: int) -> float:
-    """Bits per sample of what `Order2` says of the places first .. stop - 1."""
+    """Bits per sample under `Order2`, for the indices first .. stop - 1."""
     model = Order2(training)
     bits = (-np.log2(model.probabilities(codes, before)).sum() for codes, before in _parts(pieces, first, stop))
     return float(sum(bits)) / (stop - first)

@@ -36,7 +36,7 @@ _REACH = 10
 class Recording:
     """A file that can be decoded: its length in frames (samples of all channels), its rate, its channels.
 
-    `state` is that of the file when it was looked into: who reads it later must find it as it was.
+    `state` is that of the file when it was inspected; later reads must find it unchanged.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Recording:
     state: tuple[int, ...]
 
     def length(self, rate: int) -> int:
-        """How many samples it has at another rate."""
+        """The number of samples at another rate."""
         up, down = _ratio(self.rate, rate)
         return -(-self.frames * up // down)
 
@@ -57,9 +57,9 @@ class Recording:
 
 
 def inspect(path: Path) -> Recording:
-    """What a file holds. Raises ValueError, with the reason in one line, for what cannot be read to its end.
+    """Inspect a file. Raises ValueError, with the reason in one line, if it cannot be read to its end.
 
-    Samples are decoded only where they may be no numbers, in files of floating-point samples.
+    Samples are decoded only if they may not be numbers, which happens in files of floating-point samples.
     """
     state = state_of(path)
     check_whole(path)
@@ -147,11 +147,11 @@ def _frames_at_once(recording: Recording) -> int:
 
 
 def _ratio(old: int, new: int) -> tuple[int, int]:
-    """By which factors a rate is raised and then lowered to become another."""
+    """The factors by which one rate is raised and then lowered to become another."""
     common = gcd(old, new)
     return new // common, old // common
 
 
 def _reason(error: Exception) -> str:
-    """What a decoder said, in one line; the path stands before it already."""
+    """The message of a decoder in one line, without the path."""
     return " ".join(str(getattr(error, "error_string", error)).split())[:200]

@@ -1,7 +1,7 @@
-"""Whether a file is a whole WAV, FLAC or Ogg file, by its first bytes and its ends, before anything decodes it.
+"""Check, before anything is decoded, that a file is a whole WAV, FLAC or Ogg file, by its first and last bytes.
 
-Decoders take what is there for all there is: a WAV or Ogg file that was cut off would be read as a shorter sound. Its
-header or its last page tells. (A FLAC file that was cut off is found when its last sample is asked for.)
+Decoders would read a WAV or Ogg file that was cut off as a shorter sound. Its header or its last page shows the cut.
+(In a FLAC file, reading the last sample shows it.)
 """
 
 import struct

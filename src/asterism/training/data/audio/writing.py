@@ -1,4 +1,4 @@
-"""Sounds as WAV files, and as a picture: which frequencies are heard when."""
+"""Write sounds as WAV files, and their spectrograms as a picture."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MOST_COLUMNS = 4_000
 """Of a long sound so many windows are drawn, further apart."""
 
 _FLOOR = -90.0
-"""Decibels below the loudest sound of all below which nothing is told apart."""
+"""The range of the picture: decibels below the loudest sound."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def write_sounds(sounds: Sequence[Sound], rate: int, output: Path) -> list[Path]
             soundfile.write(encoded, samples, rate, subtype="PCM_16", format="WAV")
             unfinished.enter_context(replacing_file(name)).write_bytes(encoded.getbuffer())
         picture = picture_of(output)
-        _draw(sounds[:MOST_DRAWN], rate, unfinished.enter_context(replacing_file(picture)))
+        draw_sounds(sounds[:MOST_DRAWN], rate, unfinished.enter_context(replacing_file(picture)))
     return [*names, picture]
 
 
@@ -70,7 +70,7 @@ def require_matplotlib() -> None:
     require_package("matplotlib", "matplotlib", "audio", "drawing spectrograms")
 
 
-def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:
+def draw_sounds(sounds: Sequence[Sound], rate: int, path: Path) -> None:
     """A panel for each sound, all on the same scale of decibels below the loudest; PNG."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

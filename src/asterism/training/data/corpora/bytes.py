@@ -1,4 +1,4 @@
-"""Bytes to train on: three disjoint splits of a corpus, and a hash that says which corpus it was.
+"""Bytes to train on: three disjoint splits of a corpus, and a hash that identifies it.
 
 The default needs no download: the sources and documentation of the running Python's standard library. A folder is
 split by file, about 90/5/5: a hash of a file's bytes chooses its split, so whole files are held out and copies of a
@@ -7,11 +7,11 @@ as in the literature); a file of fixed-length records is split between records. 
 of their paths, each followed by one NUL byte. Invariant: every byte of the corpus is in exactly one split, and equal
 files give equal splits on every machine.
 
-Up to IN_MEMORY bytes of documents are held in memory; more stay where they are, and are read when they are asked for
-(`stored.py`). Of a tar archive, by itself or in a folder, every member counts as a file.
+Up to IN_MEMORY bytes of documents are held in memory. A larger corpus stays on disk and is read on demand
+(`stored.py`). Every member of a tar archive, alone or in a folder, counts as a file.
 
-What reads documents finds them between NUL bytes: the files of a folder, the lines of a JSONL file, or else one
-document in each split of a file.
+Documents are separated by NUL bytes. They are the files of a folder, or the lines of a JSONL file; any other file has
+one document in each split.
 """
 
 import bz2
@@ -70,7 +70,7 @@ class ByteSplits(Splits):
         return ArrayPieces(values, bounds, is_stream=length is None)
 
     def documents(self, split: Split) -> Iterator[str]:
-        """All but those of white space alone; what is no UTF-8 in them becomes U+FFFD."""
+        """The documents of one split, without those of white space only. Invalid UTF-8 becomes U+FFFD."""
         values = self.split(split)
         wholes = [values.tobytes()] if isinstance(values, np.ndarray) else map(bytes, values.documents)
         for document in (part for whole in wholes for part in whole.split(b"\0")):
@@ -86,7 +86,7 @@ LONGEST_PROMPT = 2**24
 
 
 class Bytes(Modality):
-    """Bytes as they are: text and anything else. With `record_length` a file holds records of so many bytes."""
+    """Raw bytes: text and anything else. With `record_length`, a file consists of records of that many bytes."""
 
     name, unit = "bytes", "bytes"
 
@@ -105,7 +105,7 @@ class Bytes(Modality):
         return load_documents(path)
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """What zlib, bz2 and lzma need, each at its strongest standard setting (9)."""
+        """Bits per byte of zlib, bz2 and lzma, each at its strongest standard setting (9)."""
         pieces, every = splits.pieces(split), COMPRESSED_AT_ONCE
         return compressed(pieces.read(at, min(at + every, stop)).tobytes() for at in range(first, stop, every))
 
@@ -174,7 +174,7 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
 def load_documents(path: str | Path | None = None) -> ByteSplits:
     """As `load_corpus`, but in a file whose name ends in .jsonl every line is a document, and is split by its hash.
 
-    A line is an object with the document under "text". Raises DataError, also for a line that is none, with its number.
+    A line is an object with the document under "text". Raises DataError, also for any other line, with its number.
     """
     if path is None or Path(path).suffix != ".jsonl" or not Path(path).is_file():
         return load_corpus(path)
@@ -251,7 +251,7 @@ def _from_documents(name: str, documents: Iterable[bytes]) -> ByteSplits:
 
 
 def _refuse_few(name: str, parts: Mapping[Split, Sequence[Any]]) -> None:
-    """Raises DataError for documents, however large, of which some split has none: they are never cut."""
+    """Raise DataError if some split has no document. Documents of any size are never cut."""
     count = sum(map(len, parts.values()))
     if empty := [split for split in SPLITS if not parts[split]]:
         raise DataError(

@@ -1,6 +1,6 @@
-"""What every kind of data answers, so that a run need not know which it reads.
+"""The interface of all kinds of data, so that a run does not depend on the kind.
 
-Invariant: which sequences a step reads is a function of (seed, step), and two corpora with one hash are the same data.
+Invariant: the sequences of a step are a function of (seed, step), and two corpora with one hash are the same data.
 """
 
 from abc import ABC, abstractmethod
@@ -30,14 +30,14 @@ class Corpus(ABC, Generic[Sequences]):
 
     @abstractmethod
     def length(self, split: Split) -> int:
-        """How many units a split has."""
+        """The number of units of a split."""
 
     @abstractmethod
     def draw(self, step: int, count: int) -> Sequences:
         """The `count` sequences of the training split that a step reads; the seed is that of the run."""
 
     def record(self) -> dict[str, Any]:
-        """What run.json says about them: "name", "sha256", and sizes."""
+        """The facts about the data in run.json: "name", "sha256", and sizes."""
         splits: tuple[Split, ...] = ("train", "validation")
         sizes = {split: self.length(split) for split in splits}
         return {"name": self.name, "sha256": self.sha256, self.unit: sizes}

@@ -6,9 +6,9 @@
     dna-bpe:32000   byte-pair encoding, trained on the spot (Zaheer 2020, appendix F.1: 32,000 pieces of 8.78 bases in
                     human DNA), of pieces of at most 16 letters, which is what SentencePiece allows by default
 
-DNA has no spaces, so a line is one word, whatever its length: documents have a sentence of 500 to 1,000 bases in each.
-Pieces are learned from lines cut to 1,000 letters, and from no more than `LEARNED_FROM` of them. Whatever is no such
-letter is unknown. Invariant: the tokens of a text, one after the other, are its letters.
+DNA has no spaces, so a line of any length is one word; in documents, each line is a sentence of 500 to 1,000 bases.
+Pieces are learned from lines cut to 1,000 letters, and from at most `LEARNED_FROM` letters. All other letters are
+unknown. Invariant: the tokens of a text, joined, are its letters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ _SENTENCE = 1000
 
 
 Maker = Callable[[Iterable[str]], Tokenizer]
-"""Makes a tokenizer, of documents to learn from where there is something to learn."""
+"""Makes a tokenizer, from documents if it learns from text."""
 
 
 def dna_tokenizer(name: str, special: Sequence[str]) -> tuple[int, Maker] | None:
@@ -52,7 +52,7 @@ def dna_tokenizer(name: str, special: Sequence[str]) -> tuple[int, Maker] | None
 
 
 def _number(name: str, number: str, least: int, most: int, what: str) -> int:
-    """Raises ConfigurationError for what is no number within these limits."""
+    """Raises ConfigurationError for a text that is not a whole number within these limits."""
     if not number.isdecimal() or not least <= int(number[:10]) <= most:
         raise ConfigurationError(
             "tokenizer-text",

@@ -1,9 +1,9 @@
-"""The files of a folder in three splits, with the classes that their folders are.
+"""The files of a folder in three splits; the folder of a file is its class.
 
-Folders called train, validation (or val) and test, directly below, are these splits. What is missing of them is taken
-out of train by a hash of each file's content: 90/5/5, or 95/5 if one is missing; so whole files are held out, and
-copies of a file are not on both sides. Without such folders all files are taken as train is. The class of a file is
-the folder that holds it. Invariant: equal files under equal names give equal splits, in equal order, on every machine.
+The folders train, validation (or val) and test, directly below, are the splits. A missing split is taken out of train
+by a hash of each file's content: 90/5/5, or 95/5 if one is missing. So whole files are held out, and copies of a file
+are in the same split. Without such folders, all files are treated as train. The class of a file is the folder that
+holds it. Invariant: equal files under equal names give equal splits, in equal order, on every machine.
 """
 
 import hashlib
@@ -60,8 +60,8 @@ class SplitFolder:
 def list_folder(folder: Path, *, any_name: bool = False) -> list[str]:
     """All files below a folder, by their paths below it, sorted; names that begin with a dot are skipped.
 
-    Links to folders are followed. Raises DataError for what is no folder or cannot be read, for a folder that is met
-    twice, as links can have it, and, unless `any_name` will do, for names that are not UTF-8.
+    Links to folders are followed. Raises DataError if the folder does not exist or cannot be read, if links lead to a
+    folder twice and, unless `any_name` is true, for names that are not UTF-8.
     """
     if not os.path.isdir(folder):
         raise DataError("missing-folder", f"data: there is no folder {folder}")
@@ -94,7 +94,7 @@ def _require_utf8(place: str, name: str) -> None:
 def split_folder(folder: Path, names: Sequence[str], digest: Callable[[Path], bytes]) -> SplitFolder:
     """The files `names` of a folder (paths below it, sorted) in splits; `digest` gives the SHA-256 of a file's content.
 
-    `digest` may refuse a file. Raises DataError also where splits contradict each other.
+    `digest` may refuse a file. Also raises DataError if splits contradict each other.
     """
     homes = split_homes(folder, names)
     missing = {split for split in SPLITS[1:] if split not in homes.values()}
@@ -132,7 +132,9 @@ def split_of(digest: bytes, missing: Iterable[Split]) -> Split:
 
 
 def regular(path: Path, *, what: str = "data") -> Path:
-    """The path, of a file that can be read. Raises DataError, of `what`: reading a pipe or a device may never end."""
+    """The path of a regular file. Raises DataError, about `what`, for others: reading a pipe or a device may never
+    end.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:

@@ -1,8 +1,8 @@
-"""A long array that is made piece by piece, and need not fit into memory.
+"""A long array that is appended piece by piece, and need not fit into memory.
 
-Up to IN_MEMORY bytes are held there. More go into a file without a name, in the folder for temporary files ($TMPDIR),
-which is mapped into memory: the system reads what is asked for, and forgets it again. The file ends with the array, and
-with the process in any case.
+Up to IN_MEMORY bytes are held in memory. A longer array goes into an unnamed file in the folder for temporary files
+($TMPDIR), which is mapped into memory. The system reads its parts on demand and drops them again. The file ends with
+the array, and with the process in any case.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
-"""What each process of a run would make of the same data, such as tokens: made by one of a machine, and read by all.
+"""Let one process of a machine make what all would make of the same data, such as tokens, and let all read it.
 
-Within `shared`, things are kept in a folder for temporary files, under a lock that is the system's and ends with its
-holder: who comes later waits, and reads what is there. If the holder fails, the next one tries. The folder is removed
-behind the body; what is mapped from it stays as long as it is used. Outside of `shared` every process makes its own.
+Within `shared`, results are stored in a temporary folder, under a lock of the system that ends with its holder. Later
+processes wait and read the stored result. If the holder fails, the next one tries. The folder is removed after the
+body; mapped files stay as long as they are used. Outside of `shared`, every process makes its own result.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 @contextmanager
 def shared(name: str | None) -> Iterator[None]:
-    """Within the body, all processes of this machine that give one name make things once; None is a process alone.
+    """Within the body, all processes of this machine with the same name make results once. None means a single process.
 
     They must leave the body together.
     """
@@ -42,7 +42,7 @@ def shared(name: str | None) -> Iterator[None]:
 def made_once(
     name: str, make: Callable[[], Thing], write: Callable[[Thing, Path], object], read: Callable[[Path], Thing]
 ) -> Thing:
-    """What `make` gives, as `write` keeps it in a folder and `read` reads it there.
+    """The result of `make`, which `write` stores in a folder and `read` reads from it.
 
     Raises what `make` raises, and DataError if the disk takes no more.
     """

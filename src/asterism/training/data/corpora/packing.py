@@ -1,4 +1,4 @@
-"""Documents as rows of tokens: packed end to end, so that no row is padded and no token is lost.
+"""Pack documents end to end into rows of tokens, so that no row is padded and no token is lost.
 
 The tokens of a split stand in one flat array, every document followed by a separator. A row is a class token, the next
 so many tokens of that array, and a separator; the last row ends with the array and repeats tokens of the row before it.
@@ -45,7 +45,7 @@ class TokenStream:
 
     @classmethod
     def of(cls, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
-        """The documents of a split as tokens; of several processes of a machine, one makes them of it."""
+        """The documents of a split as tokens. One process of a machine makes them, and the others read its result."""
         name = f"tokens {corpus.sha256} {split}"
         return made_once(name, lambda: cls.made(corpus.documents(split), tokenizer), cls._write, cls._read)
 
@@ -80,19 +80,21 @@ class TokenStream:
         return len(self.starts) - 1
 
     def counts(self, vocabulary: int) -> np.ndarray:
-        """How often each token stands there: int64 [vocabulary]."""
+        """The count of each token: int64 [vocabulary]."""
         counts = np.zeros(vocabulary, dtype=np.int64)
         for at in range(0, len(self.tokens), _COUNTED):
             counts += np.bincount(self.tokens[at : at + _COUNTED], minlength=vocabulary)
         return counts
 
     def row_starts(self, content: int) -> np.ndarray:
-        """Where rows of `content` tokens begin, so that together they hold every token: int64 [rows]."""
+        """The starts of rows of `content` tokens that together hold every token: int64 [rows]."""
         last = len(self.tokens) - content
         return np.minimum(np.arange(0, len(self.tokens), content), last)
 
     def of_another_document(self, position: int, length: int, random: np.random.Generator) -> np.ndarray:
-        """So many tokens from a random place in any document but the one at `position`; the first follows the last."""
+        """This many tokens from a random place in any document except the one at `position`; the end wraps to the
+        beginning.
+        """
         document = np.searchsorted(self.starts, position, side="right") - 1
         first, last = self.starts[document : document + 2]
         begin = last + random.integers(len(self.tokens) - (last - first))

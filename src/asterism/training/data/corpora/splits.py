@@ -1,8 +1,8 @@
-"""What a corpus is made of, whatever its files hold: three splits of pieces, and each piece a row of 8-bit values.
+"""The structure of every corpus: three splits of pieces, and each piece is a row of 8-bit values.
 
-A piece is what is read as one: a picture, a clip, a block of a chromosome; all of a split where bytes have no parts. A
-value is a byte of text, one channel of a pixel, a sample in mu-law, a base. Pieces lie one after the other, so a value
-has one place in its split, and they are decoded when they are read, not before.
+A piece is one unit of reading: a picture, a clip, a block of a chromosome, or the whole split if bytes have no parts. A
+value is a byte of text, one channel of a pixel, a sample in mu-law, or a base. Pieces are consecutive, so a value has
+one index in its split. They are decoded only when they are read.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class Values(Protocol):
-    """Values one after the other: an array, a memory map, or what reads them where they lie."""
+    """Consecutive values: an array, a memory map, or an object that reads them from disk."""
 
     def __len__(self) -> int: ...
 
@@ -39,7 +39,7 @@ class Pieces(ABC):
     is_stream: bool = False
 
     def __len__(self) -> int:
-        """How many values the split has."""
+        """The number of values of the split."""
         return int(self.bounds[-1])
 
     @abstractmethod
@@ -47,7 +47,8 @@ class Pieces(ABC):
         """The values at the places start .. stop - 1, all of one piece: uint8 [stop - start]."""
 
     def turned(self, values: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """The values of a window as training reads it: as they are, or turned into others that are as good.
+        """The values of a window as training reads it: unchanged, or turned into equivalent ones, such as the other
+        strand.
 
         The generator belongs to this window of this step.
         """
@@ -91,7 +92,7 @@ class Splits(ABC):
         """One split, by name."""
 
     def documents(self, split: Split) -> Iterator[str]:
-        """The documents of one split, as text. Raises DataError for data that are no text."""
+        """The documents of one split, as text. Raises DataError for data that are not text."""
         raise DataError("not-text", f"data: {self.name} holds {self.unit}, not text: it cannot be tokenized")
 
     def length(self, split: Split) -> int:
@@ -99,7 +100,9 @@ class Splits(ABC):
         return len(self.pieces(split))
 
     def require(self, split: Split, context: int) -> Pieces:
-        """A split that is not empty; of a stream, one that holds a sequence of `context` values. DataError if not."""
+        """A split, which must not be empty; a stream must hold a sequence of `context` values. Raises DataError
+        otherwise.
+        """
         pieces = self.pieces(split)
         if not pieces.is_stream and not len(pieces):
             raise DataError(

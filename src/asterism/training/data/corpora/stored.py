@@ -1,9 +1,9 @@
-"""Documents that stay where they are: files, and members of tar archives, read when they are asked for.
+"""Documents that stay on disk: files, and members of tar archives, read on demand.
 
 So a corpus may be larger than memory. Archives are those that WebDataset reads and `tar` makes: each regular member is
-a document. They must not be compressed, for then nothing can be read from their middle. What a step reads is a function
-of (seed, step) here as everywhere, so the step of a checkpoint is the place in the data, and nothing else need be kept.
-Invariant: a file that changes while it is in use is refused, never read.
+a document. They must not be compressed, because a compressed archive has no random access. The input of a step is a
+function of (seed, step), so a checkpoint stores no position in the data. Invariant: a file that changes while it is in
+use is refused, never read.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ class Stored:
 
 
 def documents_in(files: Iterable[Path]) -> Iterator[Stored]:
-    """The documents of files, in order: of an archive its regular members, else the file itself.
+    """The documents of files, in order: the regular members of an archive, else the file itself.
 
     Members whose names begin with a dot, or lie in a folder whose name does, are skipped, as such files are. Raises
     DataError for archives that are compressed or damaged.
@@ -167,9 +167,9 @@ def _is_hidden(name: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class StoredValues:
-    """The documents of a split one after the other, a NUL byte behind each: what an array of uint8 would hold.
+    """The documents of a split, each followed by a NUL byte, like an array of uint8.
 
-    Only documents that a slice meets are opened, and only what it wants of them is read.
+    A slice opens only the documents that it covers, and reads only the covered parts.
     """
 
     documents: Sequence[Stored]

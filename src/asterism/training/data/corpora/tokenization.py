@@ -6,9 +6,9 @@
     bases         tokens of DNA, as are kmer:6 and dna-bpe:8000: see `dna_tokens.py`
     PATH          a folder with a Hugging Face tokenizer that has the special tokens which the objective `Needs`
 
-Those made here know the special tokens of BERT, and are functions of the training split. Those of text have a token for
-every byte, so that no text is unknown to them. Pictures, sounds and whatever else is a sequence of 8-bit values have a
-tokenizer of their own, `value_tokenizer`.
+Tokenizers made here have the special tokens of BERT, and are functions of the training split. Those of text have a
+token for every byte, so no text is unknown. Pictures, sounds and other sequences of 8-bit values have a separate
+tokenizer, `value_tokenizer`.
 """
 
 import json
@@ -66,7 +66,7 @@ MASKING = Needs("masking", (("mask_token",), ("sep_token",), ("cls_token",), ("p
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model must know of its tokenizer: how many tokens it has at most, and which one pads, if any.
+    """The facts about a tokenizer that a model needs: the most tokens, and the padding token, if there is one.
 
     `end` is the token that ends a text, `start` the one that a decoder begins with. `tokenizer` is there already if it
     comes from a folder, `name` says how to make it if not, with so many `sentinels`.
@@ -90,7 +90,7 @@ class Vocabulary:
 
 
 def vocabulary(name: str, needs: Needs = MASKING) -> Vocabulary:
-    """That of the tokenizer called `name`; nothing is trained to find out.
+    """The vocabulary of the tokenizer called `name`, found without training.
 
     Raises ConfigurationError for a size below that of the byte vocabulary, DataError for a folder without a tokenizer,
     or with one that lacks what is needed.
@@ -235,9 +235,9 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
-    """How many bytes of text each token stands for, int64 [tokens]; special ones for none.
+    """The number of bytes of text of each token, int64 [tokens]; special tokens have none.
 
-    None for tokenizers whose tokens do not say: those that are neither byte-level nor of DNA, where a base is a byte.
+    None for tokenizers that are neither byte-level nor of DNA, where a base is a byte.
     """
     known = tokenizer.get_vocab()
     special = set(tokenizer.all_special_tokens)

@@ -1,4 +1,4 @@
-"""Which values a model reads and which it predicts: the windows of training and of scoring.
+"""The windows of training and of scoring: which values a model reads, and which it predicts.
 
 A window at the place `start` of a split predicts `context` values from there on, or those up to the end of its piece;
 the model reads the values one place earlier. So position i of a window predicts the value at start + i from i + 1
@@ -103,11 +103,11 @@ class ScoringPlan:
 
     @property
     def bytes_scored(self) -> int:
-        """How many values the windows score together."""
+        """The number of values that the windows score together."""
         return int((self.stops - self.firsts).sum())
 
     def thin(self, limit: int) -> "ScoringPlan":
-        """Every so manieth window, so that about `limit` values are scored, spread evenly over the range."""
+        """A subset of the windows, evenly spread over the range, that scores about `limit` values."""
         every = max(1, -(-self.bytes_scored // limit))
         return ScoringPlan(self.starts[::every], self.firsts[::every], self.stops[::every])
 
@@ -130,7 +130,7 @@ def plan_windows(context: int, minimum_context: int, *, begin: int, first: int, 
 def plan_pieces(pieces: Pieces, context: int, minimum_context: int, lead: int, stop: int) -> ScoringPlan:
     """Windows that score all values before the place `stop`, but for the first `lead` of every piece.
 
-    Of a stream the first value is left out in any case: nothing says that it begins there.
+    The first value of a stream is always left out, because the stream need not begin there.
     """
     lead = max(lead, int(pieces.is_stream))
     plans = [

@@ -5,8 +5,8 @@
     GenBank    1-based, the end is within (`genbank.py`)
     table      TSV or CSV with named columns; 1-based with the end within, or as BED counts if that is said
 
-Readers give one interval after another and hold no more than a line. What is wrong is named by file and line; nothing
-is passed over but comments and empty lines. (Libraries for GFF build a database or whole records first, and name none.)
+Readers yield one interval after another and hold only one line. Errors name the file and the line. Only comments and
+empty lines are skipped. (Libraries for GFF first build a database or whole records, and name no lines.)
 """
 
 import csv
@@ -24,7 +24,7 @@ LONGEST_LINE = 1 << 20
 """Bytes of a line of annotation."""
 
 _GFF_NAMES = ("Name", "gene", "gene_name", "locus_tag", "ID", "gene_id", "transcript_id")
-"""Attributes that may say what a feature is called, best first."""
+"""Attributes that may hold the name of a feature, best first."""
 
 _GTF_ATTRIBUTE = re.compile(r'\s*(\S+)\s+("(?:[^"\\]|\\.)*"|[^\s";]+)\s*(?:;|$)')
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -35,7 +35,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "name": ("name", "gene", "symbol", "gene_name", "locus_tag", "locus", "gene_id", "id"),
     "kind": ("kind", "type", "feature", "biotype"),
 }
-"""What columns of a table may be called, best first; case does not matter."""
+"""Possible names of the columns of a table, best first; case does not matter."""
 
 _STRANDS = {"+": "+", "-": "-", ".": ".", "": ".", "1": "+", "-1": "-", "+1": "+", "?": ".", "0": "."}
 """How strands are written in tables."""
@@ -44,7 +44,7 @@ _STRANDS = {"+": "+", "-": "-", ".": ".", "": ".", "1": "+", "-1": "-", "+1": "+
 def read_annotation(path: str | Path) -> Iterator[Interval]:
     """The intervals of a file of any format, which is known by the end of its name, before .gz, .bgz or .xz.
 
-    Raises ConfigurationError for a name that says nothing, DataError for what cannot be read.
+    Raises ConfigurationError for a name with an unknown suffix, and DataError for a file that cannot be read.
     """
     name = Path(path).name.lower()
     for suffix in (".gz", ".bgz", ".xz"):
@@ -82,7 +82,7 @@ def read_gff(path: str | Path) -> Iterator[Interval]:
 
 
 def read_gtf(path: str | Path) -> Iterator[Interval]:
-    """The features of a GTF (GFF2) file; called as those of GFF3 are."""
+    """The features of a GTF (GFF2) file, with names as in GFF3."""
     yield from _features(path, _gtf_attributes, str)
 
 

@@ -1,4 +1,4 @@
-"""Sequences as FASTA and FASTQ write them, read strictly, a block at a time: what is wrong is named by file and line.
+"""Read FASTA and FASTQ strictly, one block at a time; errors name the file and the line.
 
 FASTA: a line ">NAME ..." and lines of letters for each sequence. Lines may have any lengths and end in LF or CRLF;
 empty lines are passed over. FASTQ: four lines for each read, "@NAME ...", letters, "+", and as many qualities, which

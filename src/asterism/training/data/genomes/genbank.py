@@ -1,12 +1,13 @@
-"""GenBank's flat files: the features of a record as intervals, and its sequence.
+"""Read GenBank's flat files: the features of a record as intervals, and its sequence.
 
 A record is LOCUS ..., FEATURES, ORIGIN, "//". Its name is that of VERSION, which NCBI's FASTA and GFF have, too, or
 else of LOCUS. A location is a place, a range (`12..340`, `<12..>340`), or complement(...), join(...) and order(...) of
 them; a join gives an interval for each part, in the order in which they are read. What lies in other records
 (`J00194.1:100..202`) or between two letters (`123^124`) is refused.
 
-It is read by hand because Biopython takes most of what is refused here, with a warning or without one: records that
-break off, letters out of order, locations in other records. It names no lines, and holds a whole chromosome as text.
+The reader is our own because Biopython accepts most of the errors that are refused here, with or without a warning:
+records that break off, letters out of order, locations in other records. It also names no lines, and holds a whole
+chromosome as text.
 """
 
 import re

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -37,6 +37,9 @@ MOST_COUNTED = 1 << 23
 """Bases that simple models count: pieces from all over the training split, if that has more."""
 
 MOST_PASSES = 1_000
+
+SAMPLED = 600
+"""Bases that a sample of a run shows."""
 
 COLUMNS = 60
 """Letters of a line that is written."""
@@ -177,7 +180,9 @@ class Genome(Modality):
         return splits
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """What zlib, xz and models of several orders need; the models count both strands of the training split."""
+        """Bits per base of zlib, xz and models of several orders; the models count both strands of the training
+        split.
+        """
         assert isinstance(splits, GenomeSplits)
         last = min(stop, first + MOST_COMPARED)
         scored = [*splits.pieces(split).stretches(first, last)]
@@ -189,7 +194,7 @@ class Genome(Modality):
         return {f"{name}{cut}": bits for name, bits in found.items()}
 
     def read_prompt(self, path: Path) -> np.ndarray:
-        """The letters of a file that holds one sequence."""
+        """The letters of a file with a single sequence."""
         sequences = open_sequences(path, self.masked)  # type: ignore[arg-type]
         if len(sequences.names) > 1:
             raise DataError(
@@ -206,7 +211,7 @@ class Genome(Modality):
     def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
         """FASTA with lines of 60 letters; the sequences are called sample1, sample2, ...
 
-        What is no letter becomes N, and the line of the name says how often that was so.
+        Other values become N, and the header line says how often.
         """
         return self._write([(f"sample{number}", one) for number, one in enumerate(sequences, start=1)], output)
 
@@ -223,6 +228,14 @@ class Genome(Modality):
             named.append((f"original{number}", original))
             named += [(f"completion{number}.{row} given={given}", one) for row, one in enumerate(made, start=1)]
         return self._write(named, output)
+
+    def samples(self, values: np.ndarray, expected: np.ndarray, drawn: np.ndarray) -> list[dict[str, Any]]:
+        """The first bases, and what was expected at each; what is no letter is "?"."""
+        right, guessed = (
+            "".join(chr(one) if one in (*BASES, UNKNOWN) else "?" for one in each[:SAMPLED].tolist())
+            for each in (values, expected)
+        )
+        return [{"bases": right, "guessed": guessed}]
 
     def _write(self, named: Sequence[tuple[str, np.ndarray]], output: Path) -> list[Path]:
         self.refuse_output(output)
@@ -249,7 +262,7 @@ class Genome(Modality):
         return Sequences(files), of_name
 
     def _identity(self, sequences: Sequences, homes: dict[str, Split]) -> str:
-        """Of what is read and how it is divided; how training turns it is no part of it."""
+        """The hash of the letters and of their division into splits; it does not depend on how training turns them."""
         how = (self.validation, self.test, self.masked, float(self.most_unknown))
         digest = hashlib.sha256(repr(how).encode())
         for file in sequences.files:

@@ -1,4 +1,4 @@
-"""What reading a file of sequences once found, kept in the user's cache so that it need not be read again.
+"""The index of a file of sequences, stored in the user's cache so that the file need not be read again.
 
 An entry holds an index as samtools makes it (`sequences.fai`), what was counted and hashed (`contents.json`), and, for
 files that are compressed, irregular or no FASTA, their letters as regular FASTA (`sequences.fasta`). Invariant: an
@@ -35,7 +35,7 @@ _COMMON = b"ACGTNacgtn"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file of sequences holds, but for the letters.
+    """The facts about a file of sequences, without the letters.
 
     sha256   of names and letters as they stand, whatever the lines and the compression
     buckets  for each block of `GRID` letters of each sequence a number from 0 to 99, by the hash of its bases
@@ -75,9 +75,10 @@ class Indexed:
 
 
 def index_of(path: str | Path) -> Indexed:
-    """The entry of a file, which is made if it is not there.
+    """The entry of a file, which is made if it does not exist.
 
-    Raises DataError for what is no FASTA, FASTQ or GenBank, for more than `MOST_SEQUENCES`, and if there is no room.
+    Raises DataError for a file that is not FASTA, FASTQ or GenBank, for more than `MOST_SEQUENCES`, and for a full
+    disk.
     """
     path = Path(path)
     compression_of(path)  # what is no file at all is refused before anything is made

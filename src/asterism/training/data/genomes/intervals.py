@@ -1,6 +1,6 @@
-"""Stretches of sequences, as annotation names them: one type for all formats.
+"""Intervals of sequences in annotation: one type for all formats.
 
-Places are 0-based and half-open, as in BED and Python; readers of formats that count otherwise turn theirs into these.
+Positions are 0-based and half-open, as in BED and Python. Readers of other formats convert theirs.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class Interval:
     def around(self, before: int, after: int, anchor: Anchor = "start") -> "Interval":
         """The `before` letters ahead of the anchor and the `after` from it on, as this interval's strand reads.
 
-        What is found may begin before its sequence or end behind it.
+        The result may begin before its sequence or end after it.
         """
         offset = _OFFSETS[anchor](len(self))
         if self.strand == "-":

@@ -1,4 +1,4 @@
-"""The next base from the bases before it, counted: the model of order k, yardstick of models of genomes.
+"""Predict the next base from counts of the bases before it: the model of order k, a baseline for models of genomes.
 
 Of every base of the training pieces the k bases before it are kept. A base b after a context is predicted by the
 counts of the longest context and of all shorter ones, each smoothed by the next shorter (MacKay and Peto 1995, "A

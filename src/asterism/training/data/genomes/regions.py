@@ -1,4 +1,4 @@
-"""Which letters of a genome belong to which split: blocks by a hash of their bases, or regions that are named.
+"""Divide the letters of a genome into splits: blocks by a hash of their bases, or named regions.
 
 Every sequence is cut into blocks of `GRID` letters, each wholly in one split, so that copies of a block are not on both
 sides. A region that is named belongs to its split; what is missing of the splits is taken out of the rest by hash, as

@@ -1,4 +1,4 @@
-"""Sequences of a file or a folder with random access: any stretch of any of them, without the others.
+"""Sequences of a file or a folder with random access: read any stretch of any sequence.
 
 `index.py` has read each file once, so that every letter is known to be one; a stretch is then found by arithmetic, in
 the file itself or in what was unpacked of it. Places are 0-based and half-open, whatever the formats count.
@@ -46,7 +46,7 @@ class SequenceFile:
 
     @property
     def notes(self) -> list[str]:
-        """What became of letters other than A, C, G, T and N, in words; empty if there are none."""
+        """A note on what replaced letters other than A, C, G, T and N; empty if there are none."""
         said = []
         if self.contents.several:
             said.append(f"{self.path}: {self.contents.several:,} letters stand for several bases (IUPAC) and become N")
@@ -84,7 +84,7 @@ class SequenceFile:
 
 
 class Sequences:
-    """The sequences of one or several files, each name once: what readers of genomes share."""
+    """The sequences of one or several files; each name occurs once."""
 
     def __init__(self, files: Sequence[SequenceFile]) -> None:
         """Raises DataError for a name that two files have."""
@@ -142,8 +142,8 @@ class Sequences:
 def open_sequences(path: str | Path, masked: Masked = "upper") -> Sequences:
     """The sequences of a FASTA, FASTQ or GenBank file, or of all of a folder; plain, gzip, bgzip or xz.
 
-    `masked` says what lower case becomes: the base itself ("upper"), or N. Raises DataError for a file that is none,
-    and a folder without any.
+    `masked` says what lower case becomes: the base itself ("upper"), or N. Raises DataError for a file without
+    sequences, and for a folder without such files.
     """
     path = Path(path)
     if not os.path.isdir(path):

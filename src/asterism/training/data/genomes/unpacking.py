@@ -1,8 +1,8 @@
-"""The bytes of a file, plain or compressed by gzip (bgzip, too) or xz, a block at a time; bombs are refused.
+"""Read a file, plain or compressed by gzip (also bgzip) or xz, one block at a time; decompression bombs are refused.
 
-What a file is, its first bytes say, not its name. No more than a block is held, whatever the file claims to unfold to.
-Python's own files (gzip.GzipFile, lzma.LZMAFile) go from member to member, too, but xz could take any memory there.
-Invariant: what these functions give to the end is the whole file; one that breaks off is refused.
+The first bytes of a file decide its compression, not its name. Only one block is held in memory, regardless of the
+unpacked size. Python's own classes (gzip.GzipFile, lzma.LZMAFile) also read several members, but there xz could take
+any amount of memory. Invariant: a file that is read to the end is whole; one that breaks off is refused.
 """
 
 import lzma

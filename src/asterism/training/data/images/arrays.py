@@ -1,8 +1,8 @@
-"""Pictures that lie in arrays: NumPy's .npy and .npz, and the binary batches of CIFAR-10.
+"""Pictures in arrays: NumPy's .npy and .npz, and the binary batches of CIFAR-10.
 
-Every file becomes a view of what lies on disk, uint8 [pictures, height, width, channels]: nothing is read before it is
-asked for, and planes (all red, all green, all blue) are turned into pixels as they are read. What lies inside an .npz,
-compressed or not, is unpacked into a temporary file without a name each time it is opened. Pickles are never read.
+Every file becomes a view of the disk, uint8 [pictures, height, width, channels], which is read on demand. Planes (all
+red, all green, all blue) become pixels as they are read. The arrays of an .npz, compressed or not, are unpacked into an
+unnamed temporary file each time it is opened. Pickles are never read.
 """
 
 import math
@@ -43,7 +43,7 @@ class ArrayFile:
 
 
 def open_array(path: Path) -> ArrayFile:
-    """The pictures of one file. Raises DataError, with the file and what is wrong with it."""
+    """The pictures of one file. Raises DataError, which names the file and the problem."""
     opened = {".npy": _npy, ".npz": _npz, ".bin": _cifar}[path.suffix.lower()]
     with _naming(path):
         return opened(path)

@@ -1,8 +1,8 @@
-"""What files without loss need for pictures: the yardstick that everybody has.
+"""The size of pictures under lossless compression, the common baseline.
 
-Every picture is a file of its own. Only what is compressed is counted, not what a file says about itself (57 bytes of a
-PNG, some 20 of a WebP): of small pictures that would be more than models differ by. JPEG XL is counted whole: its bare
-codestream has no chunks to tell apart, and begins with no more than some 15 bytes about size and colours.
+Every picture is a separate file. Only the compressed data count, not the metadata (57 bytes of a PNG, some 20 of a
+WebP), which for small pictures exceed the differences between models. JPEG XL counts completely, because its bare
+codestream has no separate chunks. Only some 15 bytes at its beginning describe size and colours.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from asterism.training.data.images.decoding import require_pillow
 
 
 def compressed(pictures: Iterable[np.ndarray]) -> dict[str, float]:
-    """Bits per value of pictures, uint8 [h, w, 1 or 3] each, as PNG, WebP and JPEG XL need, all without loss.
+    """Bits per value of pictures, uint8 [h, w, 1 or 3] each, under lossless PNG, WebP and JPEG XL.
 
     Raises ConfigurationError without Pillow or imagecodecs.
     """

@@ -1,9 +1,9 @@
-"""One picture as values: what a file or an array holds, in the size and the channels that a model reads.
+"""Decode one picture, from a file or an array, into the size and the channels that a model reads.
 
-A picture that would be read otherwise than people see it is refused: 16 bits a value (Pillow would drop 8 of them),
-CMYK (its colours need a profile), several frames, and transparent pixels, unless a background is named. Palettes and
-grey become colours, colours become grey by Pillow's weights (ITU-R 601), the orientation that a camera noted is
-followed, and colour profiles are left aside.
+A picture is refused if the model would read it differently from how people see it: 16 bits per value (Pillow would drop
+8 of them), CMYK (its colours need a profile), several frames, and transparent pixels without a background. Palettes and
+grey become colours, and colours become grey by Pillow's weights (ITU-R 601). The orientation noted by a camera is
+applied. Colour profiles are ignored.
 """
 
 import warnings
@@ -77,7 +77,7 @@ def decode(content: bytes, fitting: Fitting) -> np.ndarray:
 
 
 def check_header(content: bytes) -> Header:
-    """What the first bytes say of a picture that can be read. Raises Unreadable; nothing is decoded."""
+    """The header of a readable picture, from its first bytes, without decoding. Raises Unreadable."""
     header = read_header(content)
     if not header.width or not header.height:
         raise Unreadable("has no pixels")

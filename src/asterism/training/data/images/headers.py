@@ -1,7 +1,7 @@
-"""What the first bytes of a PNG, JPEG or WebP file say, read before anything else looks at the file.
+"""Read the header of a PNG, JPEG or WebP file, before anything else reads the file.
 
-The size of a picture decides how much memory decoding takes, so it must be known before; and a file that was cut off is
-found by following its parts to the end, which costs nothing. Nothing is decoded here.
+The size of a picture decides the memory of decoding, so it must be known before. Following the parts of a file to its
+end shows, at no cost, whether it was cut off. Nothing is decoded here.
 """
 
 import struct
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class Unreadable(ValueError):
-    """Why a picture is not read, as the end of a sentence that begins with its place."""
+    """The reason why a picture is not read, as the end of a sentence that begins with its place."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from asterism.calls import is_whole
 from asterism.errors import nearest
-from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.modality import Modality, data_uri
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.images.compression import compressed, require_compressors
 from asterism.training.data.images.corpus import ImagePieces, ImageSplits, open_images, read_picture
@@ -35,6 +35,8 @@ class Images(Modality):
 
     name, unit = "images", "values"
     outputs = (".png",)
+    samples_at_the_end = True
+    most_drawn = 1024
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Images(Modality):
         return open_images(path, self.fitting, self.classes, str(self))
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """What PNG, WebP and JPEG XL need without loss (`compression.py`)."""
+        """Bits per value of lossless PNG, WebP and JPEG XL (`compression.py`)."""
         pieces, size = cast(ImagePieces, splits.pieces(split)), self.fitting.values
         return compressed(pieces.pictures.read(number, self.fitting) for number in range(first // size, stop // size))
 
@@ -91,7 +93,9 @@ class Images(Modality):
         completions: Sequence[Sequence[np.ndarray]],
         output: Path,
     ) -> list[Path]:
-        """A row for each picture: what was given of it, what was made of that, the original; many stand in pairs."""
+        """Write a row for each picture: the given part, its completions, and the original; many pictures share rows in
+        pairs.
+        """
         rows = [
             [given(self._picture(original), count), *map(self._picture, made), self._picture(original)]
             for original, count, made in zip(originals, kept, completions, strict=True)
@@ -99,6 +103,18 @@ class Images(Modality):
         abreast = 1 if len(rows) < 8 else 2
         write_sheet([sum(rows[at : at + abreast], []) for at in range(0, len(rows), abreast)], output)
         return [output]
+
+    def samples(self, values: np.ndarray, expected: np.ndarray, drawn: np.ndarray) -> list[dict[str, Any]]:
+        """One PNG: the picture, what was expected of each value, what was given of it, and what was made of that."""
+        if len(values) != self.fitting.values:  # a context that is shorter than a picture
+            return []
+        kept, one = len(values) - len(drawn), self._picture(values)
+        pictures = {"original": one, "each value from those before": self._picture(expected)}
+        if len(drawn):
+            pictures["given"] = given(one, kept)
+            pictures["completed"] = self._picture(np.concatenate([values[:kept], drawn]))
+        picture = data_uri("image/png", lambda path: write_sheet([[*pictures.values()]], path), ".png")
+        return [{"picture": picture, "shown": [*pictures]}]
 
     def refuse_output(self, output: Path) -> None:
         require_pillow()

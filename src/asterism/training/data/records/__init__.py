@@ -1,1 +1,1 @@
-"""Records, which models are fine-tuned on: rows of files in many formats, sequences with labels, what is held out."""
+"""Records for fine-tuning: rows of files in many formats, sequences with labels, and held-out examples."""

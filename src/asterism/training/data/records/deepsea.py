@@ -1,4 +1,4 @@
-"""Arrays of one-hot bases and of labels in the layout of DeepSEA (Zhou and Troyanskaya 2015), read as they are needed.
+"""Arrays of one-hot bases and labels in the layout of DeepSEA (Zhou and Troyanskaya 2015), read on demand.
 
 A file holds a pair of arrays, PREFIXxdata and PREFIXdata (`trainxdata` and `traindata`; `valid`, `test`): 0 and 1 in
 [n, 4, length] and [n, columns]. The four channels are A, G, C, T, in this order; a base without a 1 is N. MATLAB 7.3
@@ -36,7 +36,7 @@ _ITEM = {"logical": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 
 
 @dataclass(frozen=True, eq=False)
 class OneHotSequences(OnDemand):
-    """The examples of a file; each is read when it is asked for.
+    """The examples of a file, each read on demand.
 
     bases, labels  arrays, or data sets of HDF5, with the axes as they are in the file
     axes           where the axes of examples, channels and places are in `bases`, and that of examples in `labels`
@@ -52,7 +52,7 @@ class OneHotSequences(OnDemand):
         return int(self.bases.shape[self.axes[0]])
 
     def made(self, number: int) -> LabelledSequence:
-        """Raises DataError for what is not 0 or 1, and a base that is two at once."""
+        """Raises DataError for values other than 0 and 1, and for a base with two letters."""
         place = f"{self.path}, example {number:,}"
         bits, labels = self._part(self.bases, self.axes[0], number), self._part(self.labels, self.axes[3], number)
         if self.axes[1] > self.axes[2]:
@@ -87,7 +87,7 @@ def read_deepsea(path: Path) -> OneHotSequences:
 
 
 def usual_columns(count: int) -> list[str]:
-    """Names of columns that have none: group and number where they are the 919 of DeepSEA, else numbers."""
+    """Names for unnamed columns: group and number for the 919 columns of DeepSEA, else numbers."""
     if count != sum(GROUPS.values()):
         return [str(number) for number in range(count)]
     return [f"{group}-{number}" for group, size in GROUPS.items() for number in range(1, size + 1)]

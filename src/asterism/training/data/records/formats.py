@@ -1,4 +1,4 @@
-"""The formats of files of examples: each reads records a line at a time, and writes them with predictions behind.
+"""The formats of files of examples: each reads records one line at a time, and writes them followed by predictions.
 
     jsonl   a JSON object per line                        a prediction adds fields to the object
     csv     names in the first row, then a row each       a prediction adds columns
@@ -11,8 +11,8 @@
     intervals  BED, GFF, GTF, GenBank, or a table of genes   comes out as JSONL, an object per interval
     files   a folder of files                             comes out as JSONL, an object per file
 
-What was read is written as it stood, to the byte; only what is added is made here. So a row that was written can be
-recognised by the row that it was made from.
+The input is written back unchanged, byte for byte; only the predictions are new. So a written row can be matched with
+the row from which it was made.
 """
 
 import csv
@@ -64,7 +64,7 @@ class Format(ABC):
         """The records, one after another. Raises DataError at the first that cannot be read."""
 
     def head(self, record: Record, prediction: Prediction) -> str:
-        """What stands above the records that are written, given the first of them."""
+        """The head of the output above the records, given the first of them."""
         return ""
 
     @abstractmethod
@@ -85,11 +85,11 @@ class Format(ABC):
         return True
 
     def written_value(self, written: Record, name: str, like: Any) -> Any:
-        """What a record that was written says under a name of its prediction; a list if `like` is one."""
+        """The value of a field of the prediction in a written record; a list if `like` is one."""
         return written.fields.get(name)
 
     def kept(self, value: Any) -> Any:
-        """What is left of a value of a prediction when it is written and read again."""
+        """A value of a prediction after it is written and read again."""
         return value
 
 
@@ -381,9 +381,8 @@ FORMATS: dict[str, Format] = {
 def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None) -> Format:
     """The format of a file: the one that was asked for by its name in FORMATS, else what its suffix says.
 
-    Raises ConfigurationError for a format that is not among those allowed and for standard input if none was asked
-    for, DataError for a suffix that is not theirs. Two files are lines of text, whatever their suffixes. What stands in
-    a file is never looked at.
+    Raises ConfigurationError for a format that is not allowed, and for standard input without a format. Raises
+    DataError for an unknown suffix. Two files are always lines of text. The content of a file does not matter.
     """
     if pair_of(path) is not None:
         if Lines.name not in allowed or asked not in (None, Lines.name):

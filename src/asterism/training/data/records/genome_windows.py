@@ -1,7 +1,7 @@
-"""Windows of a genome around intervals, with labels: each read from the file when it is asked for.
+"""Labelled windows of a genome around intervals, each read from the file on demand.
 
-A window is as long as it is asked to be, has the middle of its interval in its middle, and is read as the interval's
-strand is; beyond the ends of the sequence it has N.
+A window has the requested length, is centred on the middle of its interval, and is read on the interval's strand.
+Beyond the ends of the sequence it has N.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import LabelledSequence
 
 FIELDS = ("id", "chromosome", "start", "end", "strand")
-"""What a record says of an interval: its name, its sequence, and places as in BED, 0-based and half-open."""
+"""The fields of an interval in a record: its name, its sequence, and positions as in BED, 0-based and half-open."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Examples in two parts: those to train on and those that are held out, chosen by the seed. Nothing is read for it."""
+"""Divide examples into training and held-out ones, by the seed, without reading them."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Chosen(OnDemand):
 
 
 def held_out(examples: Sequence[Any], fraction: float, seed: int, name: str) -> tuple[Chosen, Chosen]:
-    """The examples to train on, and this fraction of all that is held out; both in their order.
+    """The training examples and the held-out fraction, both in their original order.
 
     Raises DataError if there are too few to hold some out; `name` says what they are of.
     """

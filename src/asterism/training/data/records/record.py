@@ -1,7 +1,8 @@
 """Records: the fields of one row of a file of examples, with the place it came from; and lines of text files.
 
-Every complaint about a record names file, line (or place in the document) and field: `Record` makes that message, so
-the readers of the tasks say only what is wrong. `formats.py` reads and writes the files, a line at a time.
+Every error about a record names the file, the line (or the place in the document) and the field. `Record` makes that
+message, so the readers of the tasks only describe the problem. `formats.py` reads and writes the files, one line at a
+time.
 """
 
 import json
@@ -41,7 +42,7 @@ class Record:
         return DataError("bad-field", f"{self.place}: field {field!r} {message}")
 
     def get(self, field: str) -> Any:
-        """The value of a field. Raises DataError if it is not there, with the nearest that is."""
+        """The value of a field. Raises DataError if it is missing, and names the nearest existing one."""
         if field in self.fields and self.fields[field] is None:
             raise self.error(field, "is null")
         if field not in self.fields:
@@ -87,7 +88,7 @@ class Source:
     size      how many bytes it has, None if nobody knows
     position  how many of them have been read
 
-    With `whole_lines` a last line without an end is left out, as who wrote it was stopped.
+    With `whole_lines`, a last line without an end is left out, because its writer was stopped.
     """
 
     def __init__(self, path: str | Path, *, whole_lines: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Sequences of bases with labels of 0 and 1: what a record says of them.
+"""Read sequences of bases with labels of 0 and 1 from records.
 
 A record has a `sequence` of bases, or a `text` of anything; its labels are its other fields, a list `labels`, or the
 row of its `id` in a table. Letters of bases are made capitals, U becomes T, and those of IUPAC that stand for several
@@ -25,7 +25,7 @@ NOT_LABELS = ("id", "sequence", "text", "labels")
 
 @dataclass(frozen=True, eq=False)
 class LabelledSequence:
-    """A sequence, and what is known of it.
+    """A sequence with its record and, if known, its labels.
 
     record   where it stands, and its fields
     letters  capitals of A, C, G, T, N; or a text as it stands, if it is not `of_bases`
@@ -63,7 +63,7 @@ class LabelledSequence:
 
 
 def bases(text: str, place: str) -> str:
-    """The letters of a sequence in capitals of A, C, G, T, N. Raises DataError at the first that is no base."""
+    """The letters of a sequence as capitals A, C, G, T, N. Raises DataError at the first letter that is not a base."""
     raw = text.encode("ascii", "replace")
     if odd := raw.translate(None, delete=letters.ALLOWED):
         at = raw.index(odd[:1])

@@ -1,1 +1,1 @@
-"""The tasks that there are, a file each. `writing.py` holds what those have in common whose answers are generated."""
+"""The tasks, one file each. `writing.py` is the common part of the tasks whose answers are generated."""

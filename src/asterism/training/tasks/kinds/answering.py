@@ -4,9 +4,9 @@ Files: SQuAD's JSON, 1.1 or 2.0 (`data`, `paragraphs`, `qas`, `is_impossible`); 
 `question` and `answers`, which is {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}, and
 perhaps `id`. `answer_start` counts characters of the context from 0. A question without answers has none.
 
-A context is read in one row or several, and answered by the best span over all of them. A row is the question followed
-by what the reader takes of the context. The first token of a row stands for "no answer here": a row is trained to point
-at it when it does not hold the whole answer in one piece (Devlin 2019, section 4.3).
+A context is read in one or more rows. The best span over all rows is the answer. A row is the question, followed by the
+part of the context that the reader chose. The first token of a row means "no answer here": a row is trained to point at
+it if it does not hold the whole answer in one piece (Devlin 2019, section 4.3).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ Span = tuple[float, int, int]
 
 @dataclass(frozen=True)
 class Answer:
-    """A span of a context: its text, and the number of its first character."""
+    """A span of a context: its text, and the index of its first character."""
 
     text: str
     start: int
@@ -62,7 +62,7 @@ class Questions(Examples[ContextQuestion]):
     def decided(
         cls, training: Sequence[ContextQuestion], known: Sequence[str], choices: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Questions may be left without an answer if some of the training questions have none.
+        """Predictions may be empty if some of the training questions have no answer.
 
         Raises DataError if none has an answer.
         """
@@ -79,7 +79,7 @@ class Questions(Examples[ContextQuestion]):
         return ContextQuestion(record, context, question, answers)
 
     def gold(self, example: ContextQuestion) -> Any:
-        """The texts of all right answers, any of which will do."""
+        """The texts of all right answers; each of them counts as correct."""
         return [answer.text for answer in example.answers or ()]
 
 
@@ -89,7 +89,7 @@ class QuestionRows(RankedRows[ContextQuestion]):
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
 
     def encoded(self, examples: Sequence[ContextQuestion], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
-        """The context of each, behind its question."""
+        """Encode each context after its question."""
         contexts, questions = ([getattr(one, part) for one in examples] for part in ("context", "question"))
         return encode(contexts, tokenizer, questions=questions)
 
@@ -102,7 +102,7 @@ class QuestionRows(RankedRows[ContextQuestion]):
         return Feature(encoded.row(row), _target(example, covered, _pieces(covered, row)), covered, row)
 
     def notes(self, examples: Sequence[ContextQuestion], features: Sequence[Sequence[Feature]]) -> list[str]:
-        """How many answers no row holds."""
+        """A note on the number of answers that no row holds."""
         answered = [windows for question, windows in zip(examples, features, strict=True) if question.answers]
         beyond = sum(all(window.target == (0, 0) for window in windows) for windows in answered)
         if not beyond:
@@ -126,7 +126,7 @@ class QuestionRows(RankedRows[ContextQuestion]):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanAnswers(RankedAnswers[ContextQuestion]):
-    """Which span of its context answers a question.
+    """Answers that are spans of the context.
 
     max_answer_length  how many tokens an answer may have
     may_have_none      whether a question may be left without an answer
@@ -143,14 +143,14 @@ class SpanAnswers(RankedAnswers[ContextQuestion]):
     may_have_none: bool
 
     def model_fields(self) -> dict[str, Any]:
-        """Nothing: a start and an end need no names."""
+        """No fields, because a start and an end need no names."""
         return {}
 
     def predict(self, example: ContextQuestion, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
 
-        Scores are sums of a start and an end logit. The answer is the best span of all rows; none is given if it is
-        allowed and scores higher, where its score is the least that any row gives it.
+        Scores are sums of a start and an end logit. The answer is the best span of all rows. If questions may have no
+        answer, its score is the lowest that any row gives it, and the answer is empty if that is higher.
         """
         spans = [self._best(feature, one) for feature, one in zip(features, said, strict=True)]
         number = max(range(len(spans)), key=lambda one: spans[one][0])  # of equals the first
@@ -167,11 +167,13 @@ class SpanAnswers(RankedAnswers[ContextQuestion]):
         return answer | {"no_answer_score": shown_score(none_score)}
 
     def found(self, feature: Feature, said: Logits) -> float:
-        """By how much the best span scores higher than that there is none."""
+        """The margin by which the best span scores higher than "no answer"."""
         return self._best(feature, said)[0] - float(said[0][0]) - float(said[1][0])
 
     def _best(self, feature: Feature, logits: Logits) -> Span:
-        """The best span of a row: it lies within one piece of the context, as what is between pieces was not read."""
+        """The best span of a row. It lies within one piece of the context, because the text between pieces was not
+        read.
+        """
         assert feature.tokens is not None
         starts, ends = logits
         spans = []
@@ -226,8 +228,8 @@ def _answer(record: Record, context: str, text: Any, start: Any) -> Answer:
 def best_span(starts: np.ndarray, ends: np.ndarray, allowed: np.ndarray, longest: int) -> Span:
     """The span with the greatest sum of start and end logit, among those of allowed tokens and at most `longest` long.
 
-    `starts` and `ends` are float32 [N], `allowed` is bool [N]. The allowed tokens stand next to each other, and one
-    exists at least. Of equals the first wins.
+    `starts` and `ends` are float32 [N], and `allowed` is bool [N]. The allowed tokens are consecutive, and at least one
+    is allowed. The first of equal spans wins.
     """
     first = int(allowed.argmax())
     starts, ends = starts[allowed].astype(np.float64), ends[allowed].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Chromatin profiles: which of hundreds of experiments found something at a place of the genome.
+"""Chromatin profiles: which of hundreds of experiments found a signal at a position of the genome.
 
 As in DeepSEA (Zhou and Troyanskaya 2015) and BigBird (Zaheer 2020, section 5 and appendix F): 919 columns, 690 of them
 transcription factors (TF), 125 DNase I sites (DHS) and 104 marks of histones (HM), whose areas under the curve are also
@@ -20,11 +20,11 @@ from asterism.training.tasks.task import Kind
 
 
 class ChromatinExamples(ColumnExamples):
-    """Columns in DeepSEA's groups, if there are as many."""
+    """Columns in DeepSEA's groups, if their number is the same."""
 
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
-        """Arrays are read an example at a time."""
+        """Read arrays one example at a time."""
         if path.suffix.lower() in SUFFIXES:
             return read_deepsea(path)
         return super().read(path, config)
@@ -38,7 +38,7 @@ class ChromatinExamples(ColumnExamples):
 
 
 class ChromatinAnswers(ColumnAnswers):
-    """Answers in training for which positives weigh 8."""
+    """Answers whose positives weigh 8 in training."""
 
     usual_weight: ClassVar[float] = 8.0
 

@@ -4,8 +4,8 @@ Files: JSONL or CSV with the fields `text` and either `label` (one per document)
 with ";" between them; may be empty). A label is text or a whole number, which stands for its digits. The labels that
 exist are those of the training data.
 
-In training every window carries the labels of its document. Windows count the same, however short; their probabilities
-are pooled: the mean of each label's, or its maximum (of single labels then made to sum to 1).
+In training every window carries the labels of its document. All windows count equally, also short ones. Their
+probabilities are pooled: the mean for each label, or the maximum (normalised to sum to 1 if a document has one label).
 """
 
 import math
@@ -34,7 +34,7 @@ from asterism.training.tasks.task import Kind
 
 @dataclass(frozen=True)
 class LabelledDocument:
-    """A document and its labels: exactly one of them unless `several` may apply; None if they are not known.
+    """A document and its labels: exactly one unless `several` may apply, or None if unknown.
 
     `text` is the document, or the path of the file that holds it as values.
     """
@@ -47,7 +47,7 @@ class LabelledDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentExamples(Examples[LabelledDocument]):
-    """Documents with labels; where `several` may apply to one, the right answer is a list of them."""
+    """Documents with labels. If `several` may apply to a document, the right answer is a list."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
 
@@ -55,14 +55,14 @@ class DocumentExamples(Examples[LabelledDocument]):
 
     @classmethod
     def like(cls, record: Record) -> Self:
-        """Several labels may apply if it has `labels`."""
+        """Several labels may apply if the record has `labels`."""
         return cls(several="labels" in record.fields)
 
     @classmethod
     def decided(
         cls, training: Sequence[LabelledDocument], known: Sequence[str], choices: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The labels, in the order of those `known` if they are the same, else sorted; and whether several may apply.
+        """The labels, in the order of `known` if these are the same labels, else sorted; and whether several may apply.
 
         Raises DataError if they leave nothing to decide.
         """
@@ -101,7 +101,7 @@ class LabelledRows(ExampleRows[LabelledDocument]):
     several: bool
 
     def feature(self, example: LabelledDocument, encoded: Encoded, row: Row) -> Feature:
-        """The target is a list of 0 and 1 per label, or the number of the label."""
+        """The target is a list with 0 or 1 for each label, or the index of the label."""
         return Feature(encoded.row(row), self._target(example), row=row)
 
     def _target(self, document: LabelledDocument) -> list[float] | int | None:
@@ -128,10 +128,10 @@ class DocumentRows(LabelledRows, RankedRows[LabelledDocument]):
         return encode([one.text for one in examples], tokenizer, most=self.most)
 
     def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
-        """The `k` windows whose words speak most for the labels of their document.
+        """The preferred windows: the `k` whose words speak most for the labels of their document.
 
-        What a word says for a label is by how much likelier it is, in nats, in the other documents that have the label
-        than in those that do not (naive Bayes, one of each word added).
+        The weight of a word for a label is its log odds, in nats, between the other documents with the label and those
+        without it (naive Bayes, one of each word added).
         """
         totals = [sum(one.words, Counter[str]()) for one in studied]
         every, having = Counter[str](), {label: Counter[str]() for label in self.labels}
@@ -153,7 +153,7 @@ class DocumentRows(LabelledRows, RankedRows[LabelledDocument]):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelAnswers(RankedAnswers[LabelledDocument]):
-    """Which label a document has, or which labels.
+    """Answers that are one or several labels of a document.
 
     labels   the labels that exist, in the order of the model's outputs
     several  whether a document may have any number of them; else it has one
@@ -184,7 +184,9 @@ class LabelAnswers(RankedAnswers[LabelledDocument]):
         return {**label_fields(self.labels), "problem_type": kind, **pooling}
 
     def predict(self, example: LabelledDocument, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
-        """`label`, the likeliest, or `labels`, those more likely than not; `probabilities` of all."""
+        """`label` is the likeliest one, or `labels` those more likely than not; `probabilities` holds those of all
+        labels.
+        """
         each = np.stack([self._probabilities(one) for one in said])
         pooled = each.max(0) if parse_reader(self.reader).pools_by == "max" else each.mean(0)
         if not self.several:
@@ -217,7 +219,7 @@ class LabelAnswers(RankedAnswers[LabelledDocument]):
         )
 
     def _words(self, example: LabelledDocument) -> str:
-        """What words are counted of."""
+        """The texts whose words are counted."""
         return example.text
 
     def found(self, feature: Feature, said: Logits) -> float:
@@ -263,12 +265,12 @@ def label_fields(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def in_order(labels: Collection[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The labels in the order in which a model already knows them, if it knows just these; else sorted."""
+    """The labels in the order of the model, if it has exactly these; else sorted."""
     return tuple(known if set(known) == set(labels) else sorted(labels))
 
 
 def refuse_unknown_label(record: Record, field: str, label: str, known: Sequence[str]) -> None:
-    """Raises DataError for a label that the training data do not have."""
+    """Raise DataError for a label that the training data do not have."""
     if label not in known:
         listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
         hint = nearest(label, known)

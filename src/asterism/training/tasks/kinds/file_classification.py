@@ -1,8 +1,8 @@
 """Classification of files: pictures, sounds, or whatever a modality reads as a sequence of 8-bit values.
 
-Data: a folder in which the folder of a file is its class, in splits as `corpora/folders.py` has them; or a table (JSONL
-or CSV) with the fields `file`, a path that starts at the table's folder, and `label` or `labels`. Files are decoded
-whenever they are drawn or asked for. Value v is token v, so a model that has learned their density can be the start.
+Data: a folder in which the folder of a file is its class, with splits as in `corpora/folders.py`; or a table (JSONL or
+CSV) with the fields `file`, a path relative to the table's folder, and `label` or `labels`. Files are decoded whenever
+they are needed. Value v is token v, so training can start from a model that has learned their density.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,13 +41,15 @@ class LabelledFiles(DocumentExamples):
 
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledDocument]:
-        """All files of a folder, or of a table, each of them decoded once, so that none stops a run that has begun."""
+        """All files of a folder or a table. Each is decoded once here, so that a damaged file cannot stop a run that
+        has begun.
+        """
         found = _of_splits(_folder(path), SPLITS) if path.is_dir() else super().read(path, config)
         return _decoded(found, config)
 
     @classmethod
     def divided(cls, config: FineTuneConfig) -> tuple[Sequence[LabelledDocument], Sequence[LabelledDocument]]:
-        """Of a folder, the splits that it has; a validation file or folder takes the place of one."""
+        """The splits of a folder; a validation file or folder replaces the one in it."""
         data = Path(config.data)
         if not data.is_dir():
             return super().divided(config)
@@ -90,13 +92,13 @@ class FileRows(LabelledRows, DrawnRows[LabelledDocument]):
 
 
 class FileAnswers(LabelAnswers):
-    """Which label a file has, or which labels."""
+    """Answers that are one or several labels of a file."""
 
     @classmethod
     def choices(
         cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
     ) -> dict[str, Any]:
-        """One of our models answers by the mean of all tokens, unless it is told otherwise: none is a special one."""
+        """Our models answer by the mean of all tokens by default, because files have no special token."""
         usual = "mean" if isinstance(model, AsterismConfig) else None
         return {"pooling": config.pooling or usual, "modality": str(parse_modality(config.modality or ""))}
 

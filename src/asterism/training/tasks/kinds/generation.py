@@ -1,4 +1,4 @@
-"""Generation: any text that belongs to another, where one is right."""
+"""Generation: write any text that belongs to another, if a single text is right."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,13 +15,13 @@ class Outputs(PairExamples):
 
 
 class OutputAnswers(TextAnswers):
-    """What is made of the input, right or wrong."""
+    """Answers that are right or wrong."""
 
     answer: ClassVar[str] = "output"
     metric: ClassVar[str] = "exact_match"
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
-        """`exact_match`, and `token_accuracy` of tokens that are parted by white space."""
+        """`exact_match`, and `token_accuracy` of tokens that are separated by white space."""
         return {"exact_match": exact_match(predicted, there), "token_accuracy": token_accuracy(predicted, there)}
 
 

@@ -5,8 +5,8 @@ with a table of labels (JSONL or CSV) by `id`; or intervals of a genome with suc
 (`data/records/genome_windows.py`). Columns may be in groups, by a table (JSONL or CSV) with the fields
 `column` and `group`, whose scores are given apart.
 
-DNA has two strands, and what is said of one is mostly said of both: training may draw either (`augment_strands`), and
-an answer may be the mean of the probabilities for both (`average_strands`).
+DNA has two strands, and most labels hold for both. Training may draw either strand (`augment_strands`), and an answer
+may be the mean of the probabilities for both (`average_strands`).
 """
 
 from abc import abstractmethod
@@ -53,7 +53,7 @@ from asterism.training.tasks.scores.labels import Counts
 from asterism.training.tasks.task import Kind
 
 MOST_COUNTED = 10_000
-"""Training examples that are read for baselines, evenly spread."""
+"""The most training examples that baselines read, evenly spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class SequenceExamples(Examples[LabelledSequence]):
         return {"columns": training[0].columns}
 
     def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
-        """Its sequence, and if `labelled` its columns."""
+        """The sequence, and its columns if `labelled`."""
         letters, of_bases = self._letters(record)
         labels = self.labels_of(record, self.columns) if labelled else None
         return LabelledSequence(record, letters, of_bases, self.columns, labels)
@@ -146,11 +146,13 @@ class SequenceExamples(Examples[LabelledSequence]):
 
 
 class ColumnExamples(SequenceExamples):
-    """Sequences with any number of columns, which are scored each, and may be in groups."""
+    """Sequences with any number of columns. Each column is scored, and columns may be in groups."""
 
     @classmethod
     def divided(cls, config: FineTuneConfig) -> tuple[Sequence[LabelledSequence], Sequence[LabelledSequence]]:
-        """As of every task. Raises NoScoreError for validation examples without a score: now, not after training."""
+        """Divide the examples. Raises NoScoreError for validation examples without a score: now, and not after
+        training.
+        """
         training, validation = super().divided(config)
         columns = training[0].columns
         seen = np.zeros((2, len(columns)), dtype=bool)
@@ -234,7 +236,7 @@ class SequenceRows(DrawnRows[LabelledSequence]):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceAnswers(ReadAnswers[LabelledSequence]):
-    """How likely each column of a sequence is 1.
+    """Answers that are the probabilities of the columns.
 
     columns          the names of the labels, in the order of the model's outputs
     groups           the group of each column; () for none
@@ -288,7 +290,7 @@ class SequenceAnswers(ReadAnswers[LabelledSequence]):
 
 
 class ColumnAnswers(SequenceAnswers):
-    """Which of its columns' labels a sequence has."""
+    """Answers that are the columns whose label is 1."""
 
     metric: ClassVar[str] = "auc"
     answer: ClassVar[str] = "probabilities"
@@ -302,14 +304,14 @@ class ColumnAnswers(SequenceAnswers):
         return {**super().choices(config, model, tokenizer), "groups": groups}
 
     def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
-        """`labels`, the columns more likely than not; `probabilities` of all."""
+        """`labels` are the columns more likely than not; `probabilities` holds those of all columns."""
         probabilities = dict(zip(self.columns, map(shown, self.probabilities(said)), strict=True))
         return {"labels": [name for name, one in probabilities.items() if one > 0.5], "probabilities": probabilities}
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`auc`, the mean over the columns; `auc_GROUP` of each group; `micro_f1`; and the share of columns scored.
 
-        A column without a 0, or without a 1, has no area, and is left out. Raises DataError if all are.
+        A column without a 0 or without a 1 has no area and is left out. Raises DataError if all columns are left out.
         """
         scores, labels = self._matrix(predicted), self._matrix(there) > 0
         each = aucs(scores, labels)
@@ -342,7 +344,7 @@ class ColumnAnswers(SequenceAnswers):
         examples: Sequence[LabelledSequence],
         predictions: Sequence[Mapping[str, Any]],
     ) -> str | None:
-        """The scores, and the area of each column; those that are left out are named. None for a single column."""
+        """The scores, the area of each column, and the names of those left out. None for a single column."""
         if len(self.columns) == 1:
             return None
         labels = np.stack([one.labels_in(self.columns) for one in examples]) > 0
@@ -360,7 +362,7 @@ MULTILABEL = Kind("multilabel", ColumnExamples, SequenceRows, ColumnAnswers)
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """The group of each column. Raises DataError for a column that stands there twice."""
+    """Read the group of each column. Raises DataError for a column that is listed twice."""
     groups: dict[str, str] = {}
     for record in read_records(path, ("jsonl", "csv")):
         column = record.text("column")

@@ -1,4 +1,4 @@
-"""Promoters: whether a sequence of bases is one, yes or no.
+"""Promoters: decide whether a sequence of bases is one.
 
 Files: FASTA, or lines, of promoters alone, for which negatives are made; or sequences with a label, yes or no: FASTA
 with a table of `id` and `label`, JSONL or CSV with `sequence` and `label`; or intervals of a genome whose names are yes
@@ -40,20 +40,20 @@ WORDS = {"yes": 1, "no": 0, "1": 1, "0": 0, "true": 1, "false": 0}
 
 
 class PromoterExamples(SequenceExamples):
-    """Promoters and what are none."""
+    """Promoters, and sequences that are not."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "sequences", "intervals")
 
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
-        """Labelled sequences as they are; promoters, each with its negative behind it."""
+        """Read labelled sequences as they are, or promoters, each followed by its negative."""
         if config.genome is not None:
             return super().read(path, config)
         return with_negatives(cls._read(path, config), config.seed)
 
     @classmethod
     def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:
-        """A promoter and its negative are on one side."""
+        """A promoter and its negative are in the same split."""
         if config.validation is not None or config.genome is not None:
             return super().divided(config)
         sides = held_out(cls._read(Path(config.data), config), config.validation_fraction, config.seed, config.data)
@@ -91,13 +91,13 @@ class PromoterExamples(SequenceExamples):
 
 
 class PromoterAnswers(SequenceAnswers):
-    """Whether a sequence is a promoter: one column, so one output of the model."""
+    """Answers that are yes or no: one column, so the model has one output."""
 
     metric: ClassVar[str] = "f1"
     answer: ClassVar[str] = "probability"
 
     def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
-        """`label`, yes if that is more likely than not; `probability` of yes."""
+        """`label` is "yes" if that is more likely than not; `probability` is that of "yes"."""
         (probability,) = map(shown, self.probabilities(said))
         return {"label": _word(probability > 0.5), "probability": probability}
 
@@ -143,7 +143,7 @@ def _pair(example: LabelledSequence, seed: int) -> Iterator[LabelledSequence]:
 
 
 def negative(letters: str, seed: int) -> str:
-    """What is no promoter but like this one: 12 of its 20 pieces replaced by random bases, 8 as they were.
+    """A negative that resembles a promoter: 12 of its 20 pieces are replaced by random bases, and 8 are kept.
 
     A function of the letters and the seed. Pieces differ in length by one base at most.
     """

@@ -1,4 +1,4 @@
-"""Summarization: what a document says, in short, and perhaps what it says about a question."""
+"""Summarization: write the content of a document in short, or what it says about a question."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +22,15 @@ class Summaries(PairExamples):
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryRows(PairRows):
-    """Rows of documents. One that is read again is read in parts, and then the summaries of these are, together."""
+    """Rows of documents. A document that is read again is read in parts, and then the summaries of the parts are read
+    together.
+    """
 
     readers: ClassVar[tuple[str, ...]] = (*PairRows.readers, "iterated")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.reading  # refuses what it cannot read by
+        _ = self.reading  # refuses readers that it cannot use
 
     @property
     def reading(self) -> Reader:
@@ -39,7 +41,9 @@ class SummaryRows(PairRows):
     def training_features(
         self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast
     ) -> Iterator[list[Feature]]:
-        """Of a document that is read again the parts that have something to say, each with its sentences."""
+        """The parts of a document that is read again, each with its sentences of the target. Parts without one are left
+        out.
+        """
         reader = self.reading
         if not isinstance(reader, SummarizedParts):
             yield from super().training_features(examples, tokenizer)
@@ -58,7 +62,7 @@ class SummaryRows(PairRows):
     def again(
         self, example: Pair, features: Sequence[Feature], found: Sequence[Any], tokenizer: PreTrainedTokenizerFast
     ) -> list[Feature]:
-        """The summaries of the parts, one after the other, as a document; its first part, if that would not end."""
+        """The summaries of the parts, in order, as a document; only its first part if that would not end otherwise."""
         if not isinstance(self.reading, SummarizedParts) or len(features) == 1:
             return []
         joined = replace(example, source="\n".join(filter(None, found)), target=None)
@@ -70,7 +74,7 @@ class SummaryRows(PairRows):
 
 
 class SummaryAnswers(TextAnswers):
-    """Summaries, compared by the words that they share with those that people wrote."""
+    """Summaries, compared by the words that they share with the reference summaries."""
 
     answer: ClassVar[str] = "summary"
     metric: ClassVar[str] = "rougeLsum"

@@ -29,7 +29,7 @@ from asterism.training.tasks.task import Kind
 
 @dataclass(frozen=True)
 class TaggedDocument:
-    """Tokens and their tags, as many of one as of the other; None if the tags are not known."""
+    """Tokens and their tags, equal in number; the tags are None if unknown."""
 
     record: Record
     tokens: tuple[str, ...]
@@ -46,7 +46,8 @@ class TaggedDocuments(Examples[TaggedDocument]):
     def decided(
         cls, training: Sequence[TaggedDocument], known: Sequence[str], choices: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The tags, in the order of those `known` if they are the same, else sorted; and that of tokens beyond a row.
+        """The tags, in the order of `known` if these are the same tags, else sorted; and the tag of tokens beyond a
+        row.
 
         That one is "O", or else the most frequent one. Raises DataError if the tags leave nothing to decide.
         """
@@ -113,7 +114,7 @@ class TokenRows(ExampleRows[TaggedDocument]):
 
 @dataclass(frozen=True, kw_only=True)
 class TagAnswers(ReadAnswers[TaggedDocument]):
-    """Which tag each token has.
+    """Answers that are one tag for each token.
 
     labels  the tags that exist, in the order of the model's outputs
     unread  the tag that a token is said to have if it is beyond a row, or if the tokenizer leaves nothing of it
@@ -154,8 +155,8 @@ class TagAnswers(ReadAnswers[TaggedDocument]):
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """Over tokens: `token_accuracy` and, if tags mark no spans, `token_macro_f1`.
 
-        If they do (BIO), over whole spans of the right kind, as conlleval: `entity_precision`, `entity_recall`,
-        `entity_f1`.
+        If they do (BIO), also over whole spans of the right kind, as conlleval does: `entity_precision`,
+        `entity_recall`, `entity_f1`.
         """
         tokens_predicted, tokens = list(chain.from_iterable(predicted)), list(chain.from_iterable(there))
         scores = {"token_accuracy": accuracy(tokens_predicted, tokens)}
@@ -170,5 +171,5 @@ TAGGING = Kind("tagging", TaggedDocuments, TokenRows, TagAnswers)
 
 
 def _first_pieces(words: np.ndarray) -> np.ndarray:
-    """For each piece the number of the token that it begins, int32 [N]; -1 for all others."""
+    """For each piece, the index of the token that it begins, int32 [N]; -1 for all other pieces."""
     return np.where(words != np.concatenate([[-1], words[:-1]]), words, -1).astype(np.int32)

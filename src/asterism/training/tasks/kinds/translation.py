@@ -1,4 +1,4 @@
-"""Translation: the same in another language."""
+"""Translation: write a text in another language."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from asterism.training.tasks.task import Kind
 
 
 class Translations(PairExamples):
-    """Texts in two languages. Nothing is asked about them."""
+    """Texts in two languages, without questions."""
 
     names: ClassVar[tuple[str, str]] = ("source", "target")
     question: ClassVar[str | None] = None
@@ -22,7 +22,7 @@ class TranslationRows(PairRows):
 
 
 class TranslationAnswers(TextAnswers):
-    """Texts in the other language, compared with those of people."""
+    """Translations, compared with the reference translations."""
 
     answer: ClassVar[str] = "target"
     metric: ClassVar[str] = "bleu"

@@ -1,13 +1,13 @@
-"""Writing: the answer to a text is another text, which an encoder-decoder generates; summaries, translations, anything.
+"""Writing: an encoder-decoder generates a text from another, such as a summary or a translation.
 
-Files: JSONL or CSV with two fields, such as `document` and `summary`, and perhaps a `question`, which says what of the
-source is wanted and stands before it in every row; or lines of text, the sources in one file and the targets in
-another, as many of one as of the other. A source longer than a row is cut off, or as the reader does.
+Files: JSONL or CSV with two fields, such as `document` and `summary`, and perhaps a `question` about the source, which
+precedes it in every row; or lines of text, sources in one file and equally many targets in another. A source longer
+than a row is cut, unless the reader does otherwise.
 
-A model is taught the target's tokens up to the one that ends it, and asked by greedy search or by beams: the same
-answer on every run. What the tokenizer puts in front is left out where the decoder begins with it anyway. Otherwise the
-decoder would read it twice, and one with relative positions (rotary, buckets) cannot tell once from twice: a mean of
-equal values is that value. It would never learn when the text begins.
+A model learns the target's tokens up to the end token. It answers by greedy search or beams, with the same answer on
+every run. If the decoder begins with the token that the tokenizer puts in front, targets omit that token. Otherwise the
+decoder would read it twice. A decoder with relative positions (rotary, buckets) cannot distinguish once from twice,
+because a mean of equal values is that value. It would never learn when the text begins.
 """
 
 from collections import Counter
@@ -35,14 +35,14 @@ from asterism.training.tasks.models import ends, longest_target
 from asterism.training.tasks.rows import Feature, RankedRows, Studied, pad
 
 SHOWN = 5
-"""How many examples there are to read."""
+"""The most examples on the page of a run."""
 EXCERPT = 600
-"""How many characters of each text."""
+"""The most characters of each text on the page."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A text, and the one that is wanted for it, None if that is not known.
+    """A source and its target, which is None if unknown.
 
     question  what is wanted of it, if something is asked
     names     the fields of source and target
@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class PairExamples(Examples[Pair]):
-    """Texts, each with the one that is wanted for it.
+    """Sources with their targets.
 
     asks  whether each source has a question; those of other data are not read if not
     """
@@ -66,33 +66,33 @@ class PairExamples(Examples[Pair]):
     names: ClassVar[tuple[str, str]]
     """The fields of source and target."""
     question: ClassVar[str | None] = "question"
-    """The field of what is asked about a source, for tasks where something may be asked."""
+    """The field of the question about a source, for tasks with questions."""
 
     asks: bool = False
 
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
-        """As of every task; lines of text have its fields."""
+        """The format of a file; lines of text have the fields of the task."""
         found = super().format(path, asked)
         return Lines(cls.names) if isinstance(found, Lines) else found
 
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> list[Pair]:
-        """The pairs of a file, or of two with lines of text. Raises DataError, in particular for an empty target."""
+        """Read the pairs of a file, or of two files with lines of text. Raises DataError, also for an empty target."""
         return [cls.like(record).example(record, labelled=True) for record in cls.records(path, config)]
 
     @classmethod
     def like(cls, record: Record) -> Self:
-        """Something is asked where the field is there."""
+        """Sources have questions if the record has the field."""
         return cls(asks=cls.question in record.fields)
 
     @classmethod
     def decided(cls, training: Sequence[Pair], known: Sequence[str], choices: Mapping[str, Any]) -> dict[str, Any]:
-        """Whether something is asked about any of the sources."""
+        """Whether any of the sources has a question."""
         return {"asks": any(one.question is not None for one in training)}
 
     def example(self, record: Record, *, labelled: bool) -> Pair:
-        """The source, its question if there are any, and if `labelled` the target."""
+        """The source, its question if there are questions, and the target if `labelled`."""
         source, target = self.names
         question = record.text(self.question) if self.asks and self.question else None
         texts = record.text(source), record.text(target) if labelled else None
@@ -109,7 +109,7 @@ class PairExamples(Examples[Pair]):
 
 @dataclass(frozen=True, kw_only=True)
 class PairRows(RankedRows[Pair]):
-    """Rows of sources, which targets are to be written of.
+    """Rows of sources, with the targets to write.
 
     target_length  how many tokens a target may have, the one that ends it included
     cuts_targets   whether a training target with more tokens is cut off; else it is refused
@@ -131,14 +131,14 @@ class PairRows(RankedRows[Pair]):
         return self.length, self.target_length
 
     def encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
-        """The source of each, behind its question if there are any. Raises DataError for a question that is missing."""
+        """Encode each source, after its question if there are questions. Raises DataError for a missing question."""
         sources, questions = [one.source for one in examples], None
         if self.asks:
             questions = [one.record.text("question") if one.question is None else one.question for one in examples]
         return encode(sources, tokenizer, questions=questions, prefix=self.source_prefix, most=self.most)
 
     def feature(self, example: Pair, encoded: Encoded, row: Row) -> Feature:
-        """A row of the source; its target is seen to by `features`."""
+        """A row of the source; `features` adds its target."""
         return Feature(encoded.row(row), None, row=row)
 
     def features(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
@@ -154,11 +154,13 @@ class PairRows(RankedRows[Pair]):
     def training_features(
         self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast
     ) -> Iterator[list[Feature]]:
-        """As `features`: every reader of these tasks makes one row of a source."""
+        """The same as `features`, because every reader of these tasks makes one row of a source."""
         return self.features(examples, tokenizer)
 
     def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
-        """The windows for which BM25 ranks the target's sentences best, as many times as there are sentences."""
+        """The preferred windows: those that BM25 ranks best for a sentence of the target, weighted by the number of
+        sentences.
+        """
         found: list[Sequence[float] | None] = []
         for one in studied:
             votes = Counter(number for _, number in one.reader.votes(one.words, one.example.target))
@@ -183,7 +185,9 @@ class PairRows(RankedRows[Pair]):
         return [*ids[ids[0] == self.start :], *([] if ids[-1] == end else [end])]
 
     def notes(self, examples: Sequence[Pair], features: Sequence[Sequence[Feature]]) -> list[str]:
-        """How many targets are cut off. Raises DataError for the first one that is too long and must not be cut."""
+        """A note on the number of cut targets. Raises DataError for the first target that is too long and must not be
+        cut.
+        """
         targets = [(number, len(one.target)) for number, some in enumerate(features) for one in some]
         long = [(number, tokens) for number, tokens in targets if tokens > self.target_length]
         if not long:
@@ -214,7 +218,7 @@ class PairRows(RankedRows[Pair]):
 
 @dataclass(frozen=True, kw_only=True)
 class TextAnswers(WrittenAnswers[Pair]):
-    """The text that belongs to another.
+    """Answers that are generated texts.
 
     target_length         how many tokens an answer may have, the one that ends it included
     num_beams             how many answers are followed at once; 1 takes the likeliest token each time
@@ -231,10 +235,10 @@ class TextAnswers(WrittenAnswers[Pair]):
     def choices(
         cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
     ) -> dict[str, Any]:
-        """Targets are as long as asked, or else as the decoder takes.
+        """The length of targets is the setting's, or else the limit of the decoder.
 
-        Raises ConfigurationError for a model that generates nothing, for one without the tokens that this needs, and
-        for a target_length that it cannot have.
+        Raises ConfigurationError for a model that does not generate, for one without the necessary tokens, and for a
+        target_length that it cannot have.
         """
         _refuse_unfit(config.model, model, tokenizer)
         return {
@@ -263,7 +267,7 @@ class TextAnswers(WrittenAnswers[Pair]):
     def page(
         self, scores: Mapping[str, float], examples: Sequence[Pair], predictions: Sequence[Mapping[str, Any]]
     ) -> str:
-        """Scores, and up to `SHOWN` examples, evenly spread, with what was wanted and what was written."""
+        """The scores, and up to `SHOWN` examples, evenly spread, with target and prediction."""
         lines = ["# What the model writes", "", f"{len(examples):,} validation examples.", ""]
         lines += ["| score | |", "|---|---|", *(f"| {name} | {value:.4f} |" for name, value in scores.items())]
         for number in range(0, len(examples), -(-len(examples) // SHOWN)):
@@ -317,7 +321,9 @@ def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTok
 
 
 def _target_length(config: FineTuneConfig, model: PreTrainedConfig) -> int:
-    """How many tokens an answer may have. Raises ConfigurationError if nobody says, or for more than there can be."""
+    """The most tokens of an answer. Raises ConfigurationError if neither setting nor model limits it, or beyond the
+    limit.
+    """
     most = longest_target(model)
     if config.target_length is None:
         if most is None:

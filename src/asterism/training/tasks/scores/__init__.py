@@ -1,1 +1,1 @@
-"""How good answers are: plain functions of answers and of what is right, and scores that need no model."""
+"""Scores of answers: plain functions of predictions and right answers, and baselines that need no model."""

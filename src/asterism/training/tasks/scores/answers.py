@@ -1,4 +1,4 @@
-"""How good answers to questions are: exact match and F1 of words, as in the evaluation of SQuAD (Rajpurkar 2016, 2018).
+"""Scores of answers to questions: exact match and F1 of words, as in the evaluation of SQuAD (Rajpurkar 2016, 2018).
 
 Written here because that evaluation is a script and no package. Plain functions of plain values.
 """
@@ -31,7 +31,7 @@ def answer_f1(predicted: str, golds: Sequence[str]) -> float:
 
 
 def _golds(golds: Sequence[str]) -> Sequence[str]:
-    """The gold answers that are left when normalised; [""] if there is none, as in the evaluation of SQuAD 2.0."""
+    """The gold answers that are not empty when normalised; [""] if none is left, as in the evaluation of SQuAD 2.0."""
     return [gold for gold in golds if normalise_answer(gold)] or [""]
 
 

@@ -1,7 +1,7 @@
-"""What labels need no model: always the most frequent ones, and a regression on counted words, or stretches of bases.
+"""Baselines without a model: always the most frequent labels, and a regression on counted words or stretches of bases.
 
-The yardsticks that stand next to a fine-tuned model's scores, on the same examples. Words and pairs of words (of bases:
-all stretches of up to six) are weighted by TF-IDF, and labels regressed on them, as scikit-learn's
+They are reported next to a fine-tuned model's scores, on the same examples. Words and pairs of words (of bases: all
+stretches of up to six) are weighted by TF-IDF, and labels regressed on them, as scikit-learn's
 `TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)` and `LogisticRegression` do with their own settings.
 It is written here to do without that package, which tests compare it with.
 

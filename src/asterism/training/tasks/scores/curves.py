@@ -1,9 +1,9 @@
-"""The area under the receiver operating characteristic: how well scores rank what is there before what is not.
+"""The area under the receiver operating characteristic: how well scores rank positives before negatives.
 
-It is the share of pairs of a positive and a negative in which the positive has the greater score, where equal scores
-count half; so it is 1/2 for scores that say nothing, and the same for any increasing function of the scores. Computed
-from ranks (Mann and Whitney 1947): exact with ties, and in n log n. That is three lines of scipy, where scikit-learn
-would be one more package to install; tests compare with it.
+It is the share of pairs of a positive and a negative in which the positive has the higher score; equal scores count
+half. So it is 1/2 for uninformative scores, and does not change under any increasing function of the scores. It is
+computed from ranks (Mann and Whitney 1947), exact with ties, in n log n. These are three lines with scipy, and need no
+scikit-learn; tests compare with that.
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,6 @@ def aucs(scores: np.ndarray, there: np.ndarray) -> list[float | None]:
 
 
 def known_mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are not None, or None if all are."""
+    """The mean of the values that are not None, or None if all are."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None

@@ -1,8 +1,8 @@
-"""How good labels are: accuracy and F1 of classes, and F1 of labelled spans.
+"""Scores of labels: accuracy and F1 of classes, and F1 of labelled spans.
 
-Plain functions of plain values, so that each can be checked by hand. A precision, recall or F1 whose denominator is 0
-is 0, except that nothing predicted where nothing was to be found is right (1). They are written here because of that
-rule, and because they are few lines where scikit-learn and seqeval are large packages; tests compare with both.
+Plain functions of plain values, so that each can be checked by hand. A precision, recall or F1 with denominator 0 is 0,
+except that it is 1 if nothing was predicted and nothing was to be found. The functions are written here because of that
+rule, and because they are few lines, while scikit-learn and seqeval are large packages; tests compare with both.
 """
 
 import re
@@ -13,7 +13,7 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Counts:
-    """How many items were predicted, how many there are, and how many are both."""
+    """The numbers of predicted items, of true items, and of items that are both."""
 
     predicted: int
     there: int
@@ -21,12 +21,12 @@ class Counts:
 
     @property
     def precision(self) -> float:
-        """The share of what was predicted that is right."""
+        """The share of predicted items that are right."""
         return self.right / self.predicted if self.predicted else float(not self.there)
 
     @property
     def recall(self) -> float:
-        """The share of what is there that was predicted."""
+        """The share of true items that were predicted."""
         return self.right / self.there if self.there else float(not self.predicted)
 
     @property

@@ -1,4 +1,4 @@
-"""How good generated texts are: ROUGE of summaries, BLEU and chrF of translations, exact match and token accuracy.
+"""Scores of generated texts: ROUGE of summaries, BLEU and chrF of translations, exact match and token accuracy.
 
 ROUGE is computed by `rouge-score`, BLEU and chrF by `sacrebleu`, the packages whose figures are compared in papers;
 neither fetches anything. All scores are from 0 to 1, so a BLEU of 27.3 is 0.273 here.
@@ -15,14 +15,15 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 def exact_match(predicted: Sequence[str], there: Sequence[str]) -> float:
-    """The share of texts that are, white space apart, the ones that are wanted."""
+    """The share of texts that equal the target, except for white space."""
     return fmean(one.split() == other.split() for one, other in zip(predicted, there, strict=True))
 
 
 def token_accuracy(predicted: Sequence[str], there: Sequence[str]) -> float:
-    """The share of tokens, parted by white space, that are right at their place; a text too long is wrong where it is.
+    """The share of tokens, separated by white space, that are right at their position; tokens beyond the target are
+    wrong.
 
-    Counted over all texts together: of each, as many places as the longer of the two has tokens.
+    Counted over all texts together. Each has as many positions as the longer of text and target has tokens.
     """
     right = places = 0
     for one, other in zip(predicted, there, strict=True):
@@ -35,8 +36,8 @@ def token_accuracy(predicted: Sequence[str], there: Sequence[str]) -> float:
 def rouge(predicted: Sequence[str], there: Sequence[str]) -> dict[str, float]:
     """The means over texts of the F1 of `ROUGE` (Lin 2004): words stemmed as in the figures of papers.
 
-    rougeLsum compares sentence by sentence. Sentences stand in lines; a text in one line is cut behind ".", "!", "?".
-    Words are of a-z and 0-9: what other letters say is not compared.
+    rougeLsum compares sentence by sentence. Each line is a sentence; a text of one line is split after ".", "!" and
+    "?". Words consist of a-z and 0-9; other letters are ignored.
     """
     from rouge_score.rouge_scorer import RougeScorer  # an extra
 
@@ -54,7 +55,7 @@ def sentences(text: str) -> str:
 def bleu_and_chrf(predicted: Sequence[str], there: Sequence[str]) -> dict[str, float]:
     """`bleu` (Papineni 2002) and `chrf` (Popović 2015, chrF2) of all texts together, by the defaults of `sacrebleu`.
 
-    For BLEU these are: words as mteval-v13a cuts them, upper and lower case apart, counts of 0 smoothed exponentially.
+    For BLEU these are: words split as by mteval-v13a, case-sensitive, with counts of 0 smoothed exponentially.
     """
     import sacrebleu  # an extra
 
