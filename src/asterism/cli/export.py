@@ -108,7 +108,7 @@ def _parser() -> Parser:
     parser = Parser(
         "export",
         __doc__ or "",
-        'asterism export llama-3.2-1b --native --pattern "window(left=4095)" --output mistral-like',
+        'asterism export llama-3.2-1b --native --pattern "window(left=511)" --output mistral-like',
     )
     parser.add_argument("model", metavar="MODEL", help="the folder of a model or of a run")
     parser.add_argument(
