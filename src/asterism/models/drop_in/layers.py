@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.field import INCLUDED, read_native_window, read_patterns
+from asterism.models.drop_in.interface import interface_of
 from asterism.models.drop_in.named import without_weights
 from asterism.models.drop_in.native import native_locals, patterns_of
 from asterism.models.drop_in.places import ATTENDS, find_attention, is_causal
@@ -24,7 +25,8 @@ class LayerAttention:
 
     pattern    None where it is no attention or none that a pattern says; `otherwise` says then what it is
     heads      query heads, and `key_heads` those of keys and values; 0 where the configuration names none
-    kept       numbers of keys and values that a cache holds of a token; None where that is not known
+    kept       numbers of keys and values that a cache holds of a token, 0 for a layer that reads those of another one;
+               None where that is not known
     sinks      whether every head has a learned sink
     softcap    bound of the scores, None for none
     """
@@ -102,7 +104,7 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
     except ConfigurationError as error:
         if error.code not in _OTHERWISE:
             raise
-        modules, remarks = [None] * model.config.num_hidden_layers, (f"use_pattern refuses it: {error}",)
+        modules, remarks = _found_attention(model), (f"use_pattern refuses it: {error}",)
     hides_future = is_causal(model, [one for one in modules if one is not None])
     patterns: list[Pattern | None] = list(patterns_of(native_locals(model, modules), hides_future))
     types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(patterns)
@@ -117,6 +119,13 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
         for number, (pattern, other, module) in enumerate(zip(patterns, others, modules, strict=True))
     )
     return layers, hides_future, remarks
+
+
+def _found_attention(model: PreTrainedModel) -> list[Any]:
+    """The attention of each layer of a model that `find_attention` refuses; None for a layer in which none is found."""
+    attends = [part for part in model.modules() if interface_of(part) is not None]
+    found = {getattr(part, "layer_idx", None): part for part in attends}
+    return [found.get(number) for number in range(model.config.num_hidden_layers)]
 
 
 def followed(model: PreTrainedModel, own: Sequence[Pattern | None]) -> tuple[list[Pattern | None], tuple[str, ...]]:
@@ -150,6 +159,8 @@ def _layer(
 
 def _kept(module: Any, config: PreTrainedConfig, heads: int, key_heads: int) -> int | None:
     """Numbers of keys and values of a token: what the projections give, or else what the configuration names."""
+    if getattr(module, "is_kv_shared_layer", False):  # Gemma 3n, Gemma 4
+        return 0
     keys, values = (getattr(module, name, None) for name in ("k_proj", "v_proj"))
     if isinstance(keys, torch.nn.Linear) and isinstance(values, torch.nn.Linear):
         return keys.out_features + values.out_features
