@@ -91,6 +91,17 @@ def test_models_with_other_mixers_hide_the_future_all_the_same(
     assert "reads the future" not in run("show", folder, "-n", "32").out
 
 
+def test_a_gemma_that_reads_the_future(run: Run, tmp_path: Path):
+    config = Gemma3TextConfig(**SIZES, sliding_window=8, use_bidirectional_attention=True)
+    document = shown(run, saved(config, tmp_path))
+    assert [layer["left"] for layer in document["layers"]] == [4] * 5 + [
+        None
+    ]  # by its masks: distances below 8 / 2 + 1
+    assert [layer["right"] for layer in document["layers"]] == [4] * 5 + [None]
+    assert {layer["cache_bytes_per_token"] for layer in document["layers"]} == {None}
+    assert "use_bidirectional_attention" in document["remarks"][0]
+
+
 def test_a_layer_that_reads_the_keys_of_another_one_keeps_none(run: Run, tmp_path: Path):
     types = ["sliding_attention", "full_attention"] * 3
     config = Gemma3nTextConfig(**SIZES, layer_types=types, sliding_window=5, num_kv_shared_layers=2)

@@ -15,8 +15,8 @@ from asterism.models.drop_in.field import INCLUDED, read_native_window, read_pat
 from asterism.models.drop_in.interface import interface_of
 from asterism.models.drop_in.named import without_weights
 from asterism.models.drop_in.native import native_locals, patterns_of
-from asterism.models.drop_in.places import ATTENDS, find_attention, is_causal
-from asterism.patterns import Mixer, Pattern
+from asterism.models.drop_in.places import ATTENDS, Local, find_attention, is_causal, opens_mask
+from asterism.patterns import Mixer, Pattern, dense, window
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class ModelAttention:
     remarks: tuple[str, ...]
 
 
-_OTHERWISE = ("other-mixers", "unsupported-field")
-"""Refusals of `use_pattern` by the kind of some layers: the other layers can be described."""
+_OTHERWISE = ("opened-mask", "other-mixers", "unsupported-field")
+"""Refusals of `use_pattern` for models of which layers can be described all the same."""
 
 
 def describe_attention(config: PreTrainedConfig) -> ModelAttention:
@@ -105,8 +105,9 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
         if error.code not in _OTHERWISE:
             raise
         modules, remarks = _found_attention(model), (f"use_pattern refuses it: {error}",)
-    hides_future = is_causal(model, [one for one in modules if one is not None])
-    patterns: list[Pattern | None] = list(patterns_of(native_locals(model, modules), hides_future))
+    opened, own = opens_mask(model), native_locals(model, modules)
+    hides_future = not opened and is_causal(model, [one for one in modules if one is not None])
+    patterns: list[Pattern | None] = list(_opened(own) if opened else patterns_of(own, hides_future))
     types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(patterns)
     others = ["" if kind in ATTENDS else f"{kind}: no pattern says it" for kind in types]
     patterns = [None if other else pattern for pattern, other in zip(patterns, others, strict=True)]
@@ -119,6 +120,11 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
         for number, (pattern, other, module) in enumerate(zip(patterns, others, modules, strict=True))
     )
     return layers, hides_future, remarks
+
+
+def _opened(own: Sequence[Local | None]) -> list[Pattern]:
+    """The patterns of layers whose masks are opened: their windows count the query's own key on either side."""
+    return [dense() if one is None else window(one.size - 1, one.size - 1) for one in own]
 
 
 def _found_attention(model: PreTrainedModel) -> list[Any]:
