@@ -205,6 +205,9 @@ def test_a_million_shared_tokens():
         (["ab"], "tree-tokens-form"),
         ([[True]], "tree-tokens-form"),
         ([1, 2], "tree-tokens-form"),
+        ([[2**63]], "tree-tokens-form"),
+        ([torch.tensor([1.0], requires_grad=True)], "tree-tokens-form"),
+        ([torch.empty(2, dtype=torch.int64, device="meta")], "tree-tokens-form"),
     ],
 )
 def test_what_is_no_sequence(given, code):
@@ -324,6 +327,7 @@ def test_arguments_of_our_models(packed):
         ({"parents": parents[:-1]}, ConfigurationError, "parents-shape"),
         ({"parents": [[0], [1, 2]]}, ConfigurationError, "parents-shape"),
         ({"parents": parents.double()}, PatternError, "tree-form"),
+        ({"parents": parents.double().requires_grad_()}, PatternError, "tree-form"),
         ({"parents": torch.arange(ids.shape[1])}, PatternError, "tree-parent"),
         ({"parents": parents, "position_ids": wrong}, ConfigurationError, "tree-positions"),
         ({"parents": parents, "attention_mask": padded}, ConfigurationError, "trees-padded"),

@@ -51,17 +51,17 @@ def check_tree_pattern(pattern: Pattern, model: PreTrainedModel, hides_future: b
     """
     if not trees_of(pattern):
         return
-    if any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules()):
-        raise ConfigurationError(
-            "tree-shifted-positions",
-            f"{type(model).__name__} numbers its tokens from padding_idx + 1, as RoBERTa does, and a tree from 0: give"
-            " each sequence a row",
-        )
     if not hides_future:
         raise ConfigurationError(
             "tree-not-causal",
             "a tree is for causal models: this one reads the future, which differs among the sequences that share a"
             " token; give each sequence a row",
+        )
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules()):
+        raise ConfigurationError(
+            "tree-shifted-positions",
+            f"{type(model).__name__} numbers its tokens from padding_idx + 1, as RoBERTa does, and a tree from 0: give"
+            " each sequence a row",
         )
     if intersects:
         raise ConfigurationError(
