@@ -127,7 +127,7 @@ def check_depths(model: PreTrainedModel) -> None:
 
 
 def _check_depths(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    field = getattr(model.config, "asterism_pattern", None)
+    field: Any = getattr(model.config, "asterism_pattern", None)
     follows = field is not None and model.config._attn_implementation == IMPLEMENTATION
     if not follows or torch.compiler.is_compiling() or named.get("past_key_values") is not None:
         return  # caches and graphs are refused by attention
