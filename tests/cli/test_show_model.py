@@ -5,9 +5,19 @@ from pathlib import Path
 
 import pytest
 from command_line import Run, refuses
-from transformers import Gemma3TextConfig, GptOssConfig, LlamaConfig, MistralConfig, Qwen3NextConfig
+from transformers import (
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MiniMaxConfig,
+    MistralConfig,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
+)
 
 from asterism.models import AsterismConfig
+from asterism.patterns import parse
 
 pytestmark = pytest.mark.model
 
@@ -62,6 +72,42 @@ def test_layers_that_are_no_attention_are_named(run: Run, tmp_path: Path):
     assert "linear_attention" in document["layers"][0]["otherwise"]
     assert "other than attention" in document["remarks"][0]
     assert "linear_attention" in run("show", folder, "-n", "32").out
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "pattern", "bytes_of_token"),
+    [
+        (MiniMaxConfig(**SIZES, num_local_experts=2), 0, "causal()", 64),
+        (RecurrentGemmaConfig(**SIZES, attention_window_size=8), 2, "window(left=7)", 64),
+    ],
+)
+def test_models_with_other_mixers_hide_the_future_all_the_same(
+    run: Run, tmp_path: Path, config, layer: int, pattern: str, bytes_of_token: int
+):
+    folder = saved(config, tmp_path)
+    told = shown(run, folder)["layers"][layer]
+    assert parse(told["pattern"]) == parse(pattern)
+    assert told["cache_bytes_per_token"] == bytes_of_token
+    assert "reads the future" not in run("show", folder, "-n", "32").out
+
+
+def test_a_gemma_that_reads_the_future(run: Run, tmp_path: Path):
+    config = Gemma3TextConfig(**SIZES, sliding_window=8, use_bidirectional_attention=True)
+    document = shown(run, saved(config, tmp_path))
+    assert [layer["left"] for layer in document["layers"]] == [4] * 5 + [
+        None
+    ]  # by its masks: distances below 8 / 2 + 1
+    assert [layer["right"] for layer in document["layers"]] == [4] * 5 + [None]
+    assert {layer["cache_bytes_per_token"] for layer in document["layers"]} == {None}
+    assert "use_bidirectional_attention" in document["remarks"][0]
+
+
+def test_a_layer_that_reads_the_keys_of_another_one_keeps_none(run: Run, tmp_path: Path):
+    types = ["sliding_attention", "full_attention"] * 3
+    config = Gemma3nTextConfig(**SIZES, layer_types=types, sliding_window=5, num_kv_shared_layers=2)
+    folder = saved(config, tmp_path)
+    assert [layer["cache_bytes_per_token"] for layer in shown(run, folder)["layers"]] == [64] * 4 + [0] * 2
+    assert "(2 bytes a number), of 4 layers" in run("show", folder, "-n", "32").out
 
 
 @pytest.mark.parametrize(

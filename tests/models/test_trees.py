@@ -24,6 +24,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 
 from asterism.errors import ConfigurationError, PatternError
@@ -203,6 +205,9 @@ def test_a_million_shared_tokens():
         (["ab"], "tree-tokens-form"),
         ([[True]], "tree-tokens-form"),
         ([1, 2], "tree-tokens-form"),
+        ([[2**63]], "tree-tokens-form"),
+        ([torch.tensor([1.0], requires_grad=True)], "tree-tokens-form"),
+        ([torch.empty(2, dtype=torch.int64, device="meta")], "tree-tokens-form"),
     ],
 )
 def test_what_is_no_sequence(given, code):
@@ -237,10 +242,13 @@ def test_calls_that_a_tree_does_not_fit(packed):
     padded = torch.ones_like(ids)
     padded[0, 0] = 0
     row = torch.arange(ids.shape[1])[None]
+    shared_until = int((positions[0].diff() != 1).nonzero()[0]) + 1  # the first token that does not count on
     for call, code in (
         (good | {"position_ids": None}, "tree-positions"),
         (good | {"position_ids": row}, "tree-positions"),
         (good | {"position_ids": row % 5}, "tree-positions"),
+        (good | {"position_ids": positions + 1}, "tree-positions"),
+        (good | {"position_ids": positions.where(row < shared_until, positions - 1)}, "tree-positions"),
         (good | {"use_cache": True}, "tree-with-cache"),
         (good | {"attention_mask": padded}, "tree-with-cache"),
         (shorter, "tree-length"),
@@ -248,6 +256,8 @@ def test_calls_that_a_tree_does_not_fit(packed):
         with refusing(ConfigurationError, code) as refusal:
             model(**call)
         assert "\n" not in str(refusal.value)
+    with refusing(ConfigurationError, "tree-positions"):
+        model.model(ids, None, positions + 1, use_cache=False)
     with refusing(ConfigurationError, "tree-with-cache"):
         model.generate(ids, max_new_tokens=2, pad_token_id=0)
     model(**good | {"attention_mask": torch.ones_like(ids)})
@@ -270,6 +280,13 @@ def test_shards_are_refused_on_all_ranks(packed, kind):
         assert error.code in ("parents-in-shards", "tree-in-shards", "rank-refused") or "sequence_parallel" in str(
             error
         )
+
+
+@pytest.mark.model
+def test_positions_from_behind_the_padding_are_refused(packed):
+    config = RobertaConfig(**SIZES, is_decoder=True)
+    with refusing(ConfigurationError, "tree-shifted-positions", "RobertaForCausalLM"):
+        use_pattern(RobertaForCausalLM(config), packed.pattern())
 
 
 @pytest.mark.model
@@ -310,6 +327,7 @@ def test_arguments_of_our_models(packed):
         ({"parents": parents[:-1]}, ConfigurationError, "parents-shape"),
         ({"parents": [[0], [1, 2]]}, ConfigurationError, "parents-shape"),
         ({"parents": parents.double()}, PatternError, "tree-form"),
+        ({"parents": parents.double().requires_grad_()}, PatternError, "tree-form"),
         ({"parents": torch.arange(ids.shape[1])}, PatternError, "tree-parent"),
         ({"parents": parents, "position_ids": wrong}, ConfigurationError, "tree-positions"),
         ({"parents": parents, "attention_mask": padded}, ConfigurationError, "trees-padded"),

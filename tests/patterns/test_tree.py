@@ -262,6 +262,8 @@ def test_a_certificate_says_that_the_future_is_not_reached(parents):
         (None, "tree-form", ("object",)),
         (3, "tree-form", ("[]",)),
         ([-1, 10**30], "tree-form", ("object",)),
+        (np.array([2**64 - 1, 0], np.uint64), "tree-form", ("18446744073709551615",)),
+        (torch.tensor([-1.0, 0.0], requires_grad=True), "tree-form", ("Tensor",)),
         (np.full(2**22 + 2, -1), "tree-branches", ("4,194,306", "4,194,304")),
     ],
 )

@@ -206,11 +206,11 @@ def _cache_lines(described: "ModelAttention", costs: Mapping[Mixer | None, _Cost
     counted = [(one.kept * size, costs[one.pattern].kept) for one in described.layers if one.kept is not None]
     if not counted:
         return ["cache    not counted: the configuration does not say what is kept of a token"]
-    sizes = sorted({of_token for of_token, _ in counted})
-    each = " to ".join(f"{one:,}" for one in dict.fromkeys((sizes[0], sizes[-1])))
+    own = [of_token for of_token, _ in counted if of_token]  # layers that keep keys
+    each = " to ".join(f"{one:,}" for one in dict.fromkeys((min(own), max(own))))
     kept = sum(of_token * (tokens or 0) for of_token, tokens in counted)
     full = sum(of_token for of_token, _ in counted) * n
-    of = "" if len(counted) == len(described.layers) else f", of {len(counted)} layers"
+    of = "" if len(own) == len(described.layers) else f", of {len(own)} layers"
     return [
         f"cache    {each} bytes for each token kept in a layer ({size} bytes a number){of}",
         f"         {amount(kept, 'B')} after {n:,} tokens; dense attention keeps {amount(full, 'B')}",

@@ -142,10 +142,11 @@ def _common(one: Integers, other: Integers) -> int:
 
 def _tokens(given: Tokens, name: str) -> Integers:
     try:
-        found = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
-    except (TypeError, ValueError):
+        found = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, RuntimeError):  # of unequal lengths; a tensor without numbers
         found = np.empty(0, object)
-    if found.ndim != 1 or not len(found) or not np.issubdtype(found.dtype, np.integer):
+    whole = found.ndim == 1 and len(found) and np.issubdtype(found.dtype, np.integer)
+    if not whole or (found.dtype.kind == "u" and found.astype(np.int64).min() < 0):
         raise ConfigurationError(
             "tree-tokens-form",
             f"{name} of a tree must be whole numbers [tokens], at least one, got {shown(given)}",

@@ -279,7 +279,7 @@ def read_parents(parents: object) -> Integers:
 def _whole_numbers(parents: object) -> Integers:
     try:
         array = np.asarray(parents)
-    except (TypeError, ValueError):  # a tensor on another device; lists of unequal lengths
+    except (TypeError, ValueError, RuntimeError):  # on another device; of unequal lengths; with a gradient
         raise _unreadable(f"{type(parents).__name__} that NumPy cannot read; is it on the CPU?") from None
     if array.ndim != 1 or not len(array):
         raise _unreadable(f"an array of {array.dtype} with shape {list(array.shape)}")
@@ -287,7 +287,10 @@ def _whole_numbers(parents: object) -> Integers:
         raise _unreadable(f"an array of {array.dtype}")
     if len(array) > _MOST_TOKENS:
         raise _too_long(len(array))
-    return array.astype(np.int64)
+    found = array.astype(np.int64)
+    if array.dtype.kind == "u" and found.min() < 0:
+        raise _unreadable(f"{array.max()}, which is no number of 64 bits with a sign")
+    return found
 
 
 def _check_order(parents: Integers, places: Integers) -> None:

@@ -49,8 +49,8 @@ def find_trees(
     """
     batch, tokens = like.shape[:2]
     try:
-        array = np.asarray(parents.cpu() if isinstance(parents, Tensor) else parents)
-    except ValueError:  # rows of unequal lengths
+        array = np.asarray(parents.detach().cpu() if isinstance(parents, Tensor) else parents)
+    except (ValueError, RuntimeError):  # rows of unequal lengths; a tensor without numbers
         array = np.zeros(0)
     if array.shape not in ((tokens,), (1, tokens), (batch, tokens)):
         raise ConfigurationError(

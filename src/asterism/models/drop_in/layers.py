@@ -12,10 +12,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.field import INCLUDED, read_native_window, read_patterns
+from asterism.models.drop_in.interface import interface_of
 from asterism.models.drop_in.named import without_weights
 from asterism.models.drop_in.native import native_locals, patterns_of
-from asterism.models.drop_in.places import ATTENDS, find_attention, is_causal
-from asterism.patterns import Mixer, Pattern
+from asterism.models.drop_in.places import ATTENDS, Local, find_attention, is_causal, opens_mask
+from asterism.patterns import Mixer, Pattern, dense, window
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class LayerAttention:
 
     pattern    None where it is no attention or none that a pattern says; `otherwise` says then what it is
     heads      query heads, and `key_heads` those of keys and values; 0 where the configuration names none
-    kept       numbers of keys and values that a cache holds of a token; None where that is not known
+    kept       numbers of keys and values that a cache holds of a token, 0 for a layer that reads those of another one;
+               None where that is not known
     sinks      whether every head has a learned sink
     softcap    bound of the scores, None for none
     """
@@ -51,8 +53,8 @@ class ModelAttention:
     remarks: tuple[str, ...]
 
 
-_OTHERWISE = ("other-mixers", "unsupported-field")
-"""Refusals of `use_pattern` by the kind of some layers: the other layers can be described."""
+_OTHERWISE = ("opened-mask", "other-mixers", "unsupported-field")
+"""Refusals of `use_pattern` for models of which layers can be described all the same."""
 
 
 def describe_attention(config: PreTrainedConfig) -> ModelAttention:
@@ -102,9 +104,10 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
     except ConfigurationError as error:
         if error.code not in _OTHERWISE:
             raise
-        modules, remarks = [None] * model.config.num_hidden_layers, (f"use_pattern refuses it: {error}",)
-    hides_future = is_causal(model, [one for one in modules if one is not None])
-    patterns: list[Pattern | None] = list(patterns_of(native_locals(model, modules), hides_future))
+        modules, remarks = _found_attention(model), (f"use_pattern refuses it: {error}",)
+    opened, own = opens_mask(model), native_locals(model, modules)
+    hides_future = not opened and is_causal(model, [one for one in modules if one is not None])
+    patterns: list[Pattern | None] = list(_opened(own) if opened else patterns_of(own, hides_future))
     types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(patterns)
     others = ["" if kind in ATTENDS else f"{kind}: no pattern says it" for kind in types]
     patterns = [None if other else pattern for pattern, other in zip(patterns, others, strict=True)]
@@ -117,6 +120,18 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
         for number, (pattern, other, module) in enumerate(zip(patterns, others, modules, strict=True))
     )
     return layers, hides_future, remarks
+
+
+def _opened(own: Sequence[Local | None]) -> list[Pattern]:
+    """The patterns of layers whose masks are opened: their windows count the query's own key on either side."""
+    return [dense() if one is None else window(one.size - 1, one.size - 1) for one in own]
+
+
+def _found_attention(model: PreTrainedModel) -> list[Any]:
+    """The attention of each layer of a model that `find_attention` refuses; None for a layer in which none is found."""
+    attends = [part for part in model.modules() if interface_of(part) is not None]
+    found = {getattr(part, "layer_idx", None): part for part in attends}
+    return [found.get(number) for number in range(model.config.num_hidden_layers)]
 
 
 def followed(model: PreTrainedModel, own: Sequence[Pattern | None]) -> tuple[list[Pattern | None], tuple[str, ...]]:
@@ -150,6 +165,8 @@ def _layer(
 
 def _kept(module: Any, config: PreTrainedConfig, heads: int, key_heads: int) -> int | None:
     """Numbers of keys and values of a token: what the projections give, or else what the configuration names."""
+    if getattr(module, "is_kv_shared_layer", False):  # Gemma 3n, Gemma 4
+        return 0
     keys, values = (getattr(module, name, None) for name in ("k_proj", "v_proj"))
     if isinstance(keys, torch.nn.Linear) and isinstance(values, torch.nn.Linear):
         return keys.out_features + values.out_features

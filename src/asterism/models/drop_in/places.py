@@ -111,6 +111,17 @@ def _has_own_mask(kind: Any) -> bool:
     return "generate_block_attention_mask(" in _forward_of(kind)
 
 
+def opens_mask(model: PreTrainedModel) -> bool:
+    """Whether a model makes causal masks and opens them to the future itself (EmbeddingGemma, which is a Gemma 3)."""
+    return bool(getattr(model.config, _OPENS, False)) and any(
+        f"config.{_OPENS}" in _forward_of(type(part)) for part in model.modules() if isinstance(part, PreTrainedModel)
+    )
+
+
+_OPENS = "use_bidirectional_attention"
+"""The field of a configuration that opens masks."""
+
+
 def _forward_of(kind: Any) -> str:
     try:
         return inspect.getsource(kind.forward)
@@ -163,6 +174,12 @@ def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
         raise ConfigurationError(
             "own-mask",
             f"{_a(model)} builds its own mask, which a pattern would replace and lose; it cannot take a pattern",
+        )
+    if opens_mask(model):
+        raise ConfigurationError(
+            "opened-mask",
+            f"{_a(model)} opens its causal mask to the future ({_OPENS} in its configuration), which a pattern would"
+            " replace and lose; it cannot take a pattern",
         )
     for field, meaning in _UNFIT.items():
         if getattr(config, field, None):

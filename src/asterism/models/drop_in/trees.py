@@ -5,14 +5,18 @@ holds. Transformers takes positions that do not count on for the borders of docu
 they are exactly the depths of the tree, they are no borders.
 """
 
+import inspect
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import Terms
 from asterism.memo import remembering_few
-from asterism.patterns import Pattern, parse
+from asterism.models.drop_in.field import IMPLEMENTATION
+from asterism.patterns import Pattern, parse, parse_schedule
 from asterism.patterns.forest import Forest
 from asterism.patterns.pattern import Moved
 from asterism.patterns.tree import Tree
@@ -40,7 +44,7 @@ def _forest_of(text: str) -> Forest:
     return forests[0]
 
 
-def check_tree_pattern(pattern: Pattern, hides_future: bool, intersects: bool) -> None:
+def check_tree_pattern(pattern: Pattern, model: PreTrainedModel, hides_future: bool, intersects: bool) -> None:
     """Raises ConfigurationError for a tree that a model cannot follow.
 
     `hides_future` says whether the model is causal, `intersects` whether its windows are counted along the row.
@@ -52,6 +56,12 @@ def check_tree_pattern(pattern: Pattern, hides_future: bool, intersects: bool) -
             "tree-not-causal",
             "a tree is for causal models: this one reads the future, which differs among the sequences that share a"
             " token; give each sequence a row",
+        )
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules()):
+        raise ConfigurationError(
+            "tree-shifted-positions",
+            f"{type(model).__name__} numbers its tokens from padding_idx + 1, as RoBERTa does, and a tree from 0: give"
+            " each sequence a row",
         )
     if intersects:
         raise ConfigurationError(
@@ -103,11 +113,51 @@ def check_tree(
             " this row, use_pattern(model, packed.pattern())",
         )
     if documents != _documents(forest, rows):
-        raise ConfigurationError(
-            "tree-positions",
-            "the pattern is a tree, so position_ids must be the depths of its tokens, which tree_of returns:"
-            " model(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)",
-        )
+        raise _not_depths()
+
+
+def check_depths(model: PreTrainedModel) -> None:
+    """Have a model, and those inside of it, refuse position_ids that are not the depths of its tree.
+
+    Attention learns from positions only where they do not count on; the model alone has their values.
+    """
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and _check_depths not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_check_depths, with_kwargs=True)
+
+
+def _check_depths(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    field: Any = getattr(model.config, "asterism_pattern", None)
+    follows = field is not None and model.config._attn_implementation == IMPLEMENTATION
+    if not follows or torch.compiler.is_compiling() or named.get("past_key_values") is not None:
+        return  # caches and graphs are refused by attention
+    given = named.get("position_ids")
+    names = list(inspect.signature(model.forward).parameters)
+    if given is None and "position_ids" in names and names.index("position_ids") < len(arguments):
+        given = arguments[names.index("position_ids")]
+    if not isinstance(given, torch.Tensor):
+        return
+    for forest in _forests_in(tuple(field) if isinstance(field, list) else (field,)):
+        if given.shape[-1] != forest.size:
+            continue  # refused by its length
+        depths = torch.from_numpy(forest.depth(np.arange(forest.size))).to(given.device)
+        if not bool((given == depths).all()):
+            raise _not_depths()
+
+
+@remembering_few(128)
+def _forests_in(texts: tuple[str, ...]) -> tuple[Forest, ...]:
+    """The trees that the texts of patterns or schedules hold."""
+    patterns = [one for text in texts for one in parse_schedule(text).mixers if isinstance(one, Pattern)]
+    return tuple(found.forest for one in patterns for found in trees_of(one))
+
+
+def _not_depths() -> ConfigurationError:
+    return ConfigurationError(
+        "tree-positions",
+        "the pattern is a tree, so position_ids must be the depths of its tokens, which tree_of returns:"
+        " model(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)",
+    )
 
 
 @remembering_few(128)

@@ -32,7 +32,7 @@ from asterism.models.drop_in.native import (
 from asterism.models.drop_in.own_configuration import own_configuration
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
-from asterism.models.drop_in.trees import check_tree_pattern
+from asterism.models.drop_in.trees import check_depths, check_tree_pattern
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -183,7 +183,7 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
         rule.check_heads(config.num_attention_heads)
         require_self_attention(rule, type(model).__name__)
         hides_future = is_causal(model, modules)
-        check_tree_pattern(rule, hides_future, read_native_window(config) == "intersect")
+        check_tree_pattern(rule, model, hides_future, read_native_window(config) == "intersect")
         if hides_future:
             require_causal(rule)
     if read_native_window(config) == INCLUDED and (texts := vars(config).get(OWN_FIELD)) is not None:
@@ -211,6 +211,7 @@ def _select(model: PreTrainedModel) -> None:
 def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
     spare_caches(model)
     check_masks(model)
+    check_depths(model)
     has_own = read_native_window(model.config) == INCLUDED
     set_places(modules, native_locals(model, modules) if has_own else None, is_causal(model, modules))
     install_sharding(model)
