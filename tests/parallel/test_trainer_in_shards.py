@@ -80,6 +80,7 @@ REFUSED = {
     "ranks of one": "ranks-asked-differently: .*ranks 2 on rank 0, 1 on rank 1",
     "evaluated first": "gradients-not-summed: .* without DistributedDataParallel",
     "smoothed": "trainer-settings: .* cannot have label_smoothing_factor",
+    "noise of embeddings": "trainer-settings: .* cannot have neftune_noise_alpha",
     "dense": "exchange-refused: .*dense_exchange=True",
     "padded left of one": ".*rows must be padded on the right",
     "text": "batch-not-of-tensors: .* but text is 'what is in the rows'",

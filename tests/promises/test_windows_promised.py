@@ -1,12 +1,13 @@
 """`check_windows` finds every planted fault on the paths that it changes, and nothing where there is none."""
 
 import json
+import warnings
 
 import native_models
 import planted_windows as planted
 import pytest
 import torch
-from planted_windows import LEFT, PACKED, PIECES, STATIC, Plant
+from planted_windows import LEFT, PACKED, PADDED_PIECES, PIECES, STATIC, TRAINED, TRAINED_PACKED, Plant
 from refusals import refusing
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, masking_utils
@@ -36,6 +37,10 @@ PLANTS = {
     "one layer swapped": Plant(GEMMA, planted.one_layer_swapped, EVERY),
     "sees no future": Plant(MODERNBERT, planted.sees_no_future, EVERY - CACHED),
     "padding on the right read": Plant(MODERNBERT, planted.right_padding_read, PACKED | {"padded right"}),
+    "dropped in chunks of padded rows": Plant(MISTRAL, planted.where(planted.continues_padded), PADDED_PIECES),
+    "dropped with gradients": Plant(MISTRAL, planted.where(planted.has_gradients), TRAINED),
+    "documents leak in training": Plant(MISTRAL, planted.training_documents_leak, TRAINED_PACKED),
+    "padding of the first row for all": Plant(MISTRAL, planted.padding_of_the_first_row, LEFT),
     "dropped by generate": Plant(MISTRAL, planted.only_generate, GENERATED),
 }
 
@@ -63,8 +68,11 @@ def test_a_planted_fault_is_found_on_every_path_that_it_changes(name, attention,
     model = small_model(plant.model).model
     plant.put(monkeypatch, model)
     report = check_windows(model, attention=[attention])
-    # Flex attention in generate with a static cache is refused by transformers, and reads the future in its chunks.
-    known = {"generate with static cache", "static cache in chunks"} if attention == "flex_attention" else set()
+    known = set()
+    if attention == "flex_attention":
+        # In generate with a static cache it is refused by transformers, and reads the future in its chunks. PyTorch
+        # refuses to train with it on a CPU.
+        known = {"generate with static cache", "static cache in chunks"} | TRAINED
     assert {one.path for one in report.verdicts if one.state in ("refused", "undecided")} <= known
     leaking = PACKED if plant.model == MODERNBERT else set()  # of encoders, transformers keeps no documents apart
     assert {one.path for one in report.dropped} - known == (plant.paths | leaking) - known
@@ -115,6 +123,30 @@ def test_the_witness_is_a_pair_that_the_window_hides(monkeypatch):
     layer, query, key = verdict.witness
     assert layer == 0 and query - key == 6
     assert f"token {query} reads token {key}, which is hidden from it" in verdict.seen
+
+
+def test_a_faint_leak_is_undecided(monkeypatch):
+    model = mistral(sliding_window=6)
+    planted.faint_leak(monkeypatch, model)
+    (verdict,) = check_windows(model, attention=["sdpa"], paths=["prefill"]).verdicts
+    layer, query, key = verdict.witness
+    assert verdict.state == "undecided" and layer == 0 and query - key >= 6
+    assert f"with token {key}, which is hidden from it" in verdict.seen
+
+
+def test_rows_that_are_not_treated_alike_are_undecided(monkeypatch):
+    model = mistral(sliding_window=6)
+    planted.second_row_dropped(monkeypatch, model)
+    (verdict,) = check_windows(model, attention=["sdpa"], paths=["prefill"]).verdicts
+    assert verdict.state == "undecided" and "rows are not treated alike" in verdict.seen
+
+
+def test_a_warning_is_no_refusal(recwarn):
+    model = mistral(sliding_window=6)
+    hook = model.model.layers[1].register_forward_hook(lambda *_: warnings.warn("deprecated", stacklevel=1))
+    (verdict,) = check_windows(model, paths=["prefill"]).verdicts
+    hook.remove()
+    assert verdict.state == "applied" and not recwarn
 
 
 def test_long_windows_are_refused_or_sampled(monkeypatch):

@@ -20,10 +20,15 @@ class Plant(NamedTuple):
     paths: frozenset[str]
 
 
-PIECES = frozenset(("cache in short chunks", "cache in long chunks", "full cache in chunks", "static cache in chunks"))
+PADDED_PIECES = frozenset(("cache padded left in chunks",))
+PIECES = PADDED_PIECES | frozenset(
+    ("cache in short chunks", "cache in long chunks", "full cache in chunks", "static cache in chunks")
+)
 STATIC = frozenset(("static cache", "static cache padded left", "static cache in chunks", "generate with static cache"))
-LEFT = frozenset(("padded left", "cache padded left", "static cache padded left"))
-PACKED = frozenset(("packed by position_ids", "packed by cu_seq_lens"))
+LEFT = PADDED_PIECES | frozenset(("padded left", "cache padded left", "static cache padded left"))
+TRAINED_PACKED = frozenset(("training packed by position_ids",))
+TRAINED = TRAINED_PACKED | frozenset(("training",))
+PACKED = TRAINED_PACKED | frozenset(("packed by position_ids", "packed by cu_seq_lens"))
 
 
 def full_mask(patch: Any, model: Any) -> None:
@@ -66,6 +71,53 @@ def is_static(mask: Any, cache: Any) -> bool:
 
 def is_padded_left(mask: Any, cache: Any) -> bool:
     return mask is not None and mask.ndim == 2 and not mask[:, 0].all()
+
+
+def continues_padded(mask: Any, cache: Any) -> bool:
+    return mask is not None and continues(mask, cache) and mask.shape[1] > cache.get_seq_length() + 1
+
+
+def has_gradients(mask: Any, cache: Any) -> bool:
+    return torch.is_grad_enabled()
+
+
+def padding_of_the_first_row(patch: Any, model: Any) -> None:
+    padding = masking_utils.padding_mask_function
+    patch.setattr(masking_utils, "padding_mask_function", lambda mask: padding(mask[:1].expand_as(mask)))
+
+
+def training_documents_leak(patch: Any, model: Any) -> None:
+    find = masking_utils.find_packed_sequence_indices
+
+    def found(position_ids: torch.Tensor) -> Any:
+        return None if model.training else find(position_ids)
+
+    patch.setattr(masking_utils, "find_packed_sequence_indices", found)
+
+
+def second_row_dropped(patch: Any, model: Any) -> None:
+    windowed = masking_utils.sliding_window_causal_mask_function
+
+    def but_one(size: int) -> Any:
+        def second(row: Any, head: Any, query: Any, key: Any) -> Any:
+            return (row == 1) & masking_utils.causal_mask_function(row, head, query, key)
+
+        return masking_utils.or_masks(windowed(size), second)
+
+    patch.setattr(masking_utils, "sliding_window_causal_mask_function", but_one)
+
+
+def faint_leak(patch: Any, model: Any) -> None:
+    """A ten-millionth of the mean of all tokens before."""
+    attention = model.model.layers[0].self_attn
+    forward = attention.forward
+
+    def leaking(hidden_states: torch.Tensor, *args: Any, **more: Any) -> Any:
+        output, *others = forward(hidden_states, *args, **more)
+        counts = torch.arange(1, hidden_states.shape[1] + 1)[:, None]
+        return (output + 1e-7 * hidden_states.cumsum(dim=1) / counts, *others)
+
+    patch.setattr(attention, "forward", leaking)
 
 
 def chunks_ignored(patch: Any, model: Any) -> None:

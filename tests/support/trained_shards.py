@@ -360,6 +360,7 @@ def refusals(folder: Path) -> dict[str, str]:
         "ranks of one": lambda: trains(ranks=1 if is_second else 2),
         "evaluated first": evaluates_first,
         "smoothed": lambda: trains(label_smoothing_factor=0.1),
+        "noise of embeddings": lambda: trains(neftune_noise_alpha=5.0),
         "dense": lambda: trains(model="gpt_oss"),
         "padded left of one": lambda: trains(_pad_left if is_second else pad),
         "text": lambda: trains(_with_text),

@@ -4,7 +4,8 @@ A path runs a model on rows that are all the same sequence, and says which token
 belongs to. It only calls the model: hooks measure what its layers read.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,14 @@ PADDING = 3
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of equal rows [rows, tokens] for a model whose largest window or chunk has `largest` tokens."""
+    """A batch of equal rows [rows, tokens] for a model whose largest window or chunk has `largest` tokens.
+
+    Where a path pads, the first `whole` rows are not padded, as in batches of rows that differ in length.
+    """
 
     ids: torch.Tensor
     largest: int
+    whole: int = 0
 
     @property
     def tokens(self) -> int:
@@ -46,6 +51,11 @@ class Path:
     needs_cache: bool = False
     padded: str = ""
     packed: bool = False
+
+    @property
+    def whole(self) -> int:
+        """How many rows without padding precede those that are compared."""
+        return 1 if self.padded else 0
 
     def real(self, tokens: int) -> np.ndarray:
         """bool [tokens]: which tokens are no padding."""
@@ -82,10 +92,18 @@ def _prefill(model: Any, case: Case) -> None:
 
 
 def _training(model: Any, case: Case) -> None:
+    with _in_training(model):
+        _prefill(model, case)
+
+
+@contextmanager
+def _in_training(model: Any) -> Iterator[None]:
+    """In training mode and with gradients, as a step of training computes its outputs."""
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
-        _prefill(model, case)
+        with torch.enable_grad():
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -100,6 +118,11 @@ def _padded(side: str) -> Callable[[Any, Case], None]:
 
 def _packed(model: Any, case: Case) -> None:
     model(input_ids=case.ids, position_ids=_positions(case), **without_cache(model))
+
+
+def _training_packed(model: Any, case: Case) -> None:
+    with _in_training(model):
+        _packed(model, case)
 
 
 def _flattened(model: Any, case: Case) -> None:
@@ -164,7 +187,9 @@ def _generated(**options: Any) -> Callable[[Any, Case], None]:
 
 
 def _mask(case: Case, side: str, end: int) -> torch.Tensor:
-    return torch.from_numpy(mask_of(case.tokens, side))[:end].expand(len(case.ids), -1).to(case.ids.device)
+    mask = torch.from_numpy(mask_of(case.tokens, side))[:end].repeat(len(case.ids), 1)
+    mask[: case.whole] = 1
+    return mask.to(case.ids.device)
 
 
 def without_cache(model: Any) -> dict[str, bool]:
@@ -194,8 +219,10 @@ PATHS = (
     Path("padded left", _padded("left"), padded="left"),
     Path("packed by position_ids", _packed, packed=True),
     Path("packed by cu_seq_lens", _flattened, packed=True),
+    Path("training packed by position_ids", _training_packed, packed=True),
     Path("cache", _cached(_one_by_one), needs_cache=True),
     Path("cache padded left", _cached(_one_by_one, "left"), needs_cache=True, padded="left"),
+    Path("cache padded left in chunks", _cached(_short_pieces, "left"), needs_cache=True, padded="left"),
     Path("cache in short chunks", _cached(_short_pieces), needs_cache=True),
     Path("cache in long chunks", _cached(_long_pieces), needs_cache=True),
     Path("full cache", _cached(_one_by_one, cache=_full_cache), needs_cache=True),

@@ -29,7 +29,8 @@ class Reach(NamedTuple):
 
     `sizes` is [layers, queries, keys], with a column for each perturbed token; `finite` is [layers, queries]; `seen` is
     the number of tokens that the layers were given; `noise` is [layers, queries], the largest difference between equal
-    rows; `epsilon` is that of the outputs' dtype; `first_call` is how many tokens the first call had.
+    rows; `epsilon` is that of the outputs' dtype; `first_call` is how many tokens the first call had; `is_random` says
+    whether the noise changes with the generators.
     """
 
     sizes: np.ndarray
@@ -38,6 +39,7 @@ class Reach(NamedTuple):
     noise: np.ndarray
     epsilon: float
     first_call: int
+    is_random: bool
 
     def moved(self, layer: int, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Booleans [queries, keys] of a layer: what surely moved, and what surely did not.
@@ -48,22 +50,32 @@ class Reach(NamedTuple):
         noise, sizes = float(self.noise[layer][judged].max(initial=0.0)), self.sizes[layer]
         return sizes > max(100 * noise, _ROUNDING), sizes <= max(4 * noise, 16 * self.epsilon, _NOTHING)
 
+    def faint(self, layer: int, judged: np.ndarray) -> np.ndarray:
+        """Booleans [queries, keys] of a layer: what moved less than surely, and more than rounding to float64."""
+        noise, sizes = float(self.noise[layer][judged].max(initial=0.0)), self.sizes[layer]
+        if self.epsilon > torch.finfo(torch.float64).eps:
+            return np.zeros(sizes.shape, bool)
+        return (sizes > max(100 * noise, _NOTHING)) & (sizes <= _ROUNDING)
+
     def unclear(self, layer: int, judged: np.ndarray) -> str:
         """Why the outputs of a layer cannot tell who reads whom; nothing where they can."""
         if not self.finite[layer][judged].all():
             return f"outputs of real tokens in layer {layer} are not finite"
         if (noise := self.noise[layer][judged].max(initial=0.0)) > _MOST_NOISE:
-            return f"equal rows differ by {noise:.1g} of their size in layer {layer}: it draws random numbers"
+            reason = "it draws random numbers" if self.is_random else "rows are not treated alike"
+            return f"equal rows differ by {min(noise, 1e9):.1g} of their size in layer {layer}: {reason}"
         return ""
 
 
 class Probe:
     """Hooks on the layers of a model, for sequences of `tokens` tokens of which those at `keys` are perturbed."""
 
-    def __init__(self, layers: Sequence[nn.Module], tokens: int, keys: Sequence[int], seed: int | None) -> None:
-        """`seed`: of the perturbations; None for a call without them."""
-        self.layers, self.tokens, self.keys, self.seed = layers, tokens, list(keys), seed
-        self.rows = 1 + len(self.keys)
+    def __init__(
+        self, layers: Sequence[nn.Module], tokens: int, keys: Sequence[int], seed: int | None, others: int = 0
+    ) -> None:
+        """`seed`: of the perturbations, None for a call without them; `others`: first rows that are left alone."""
+        self.layers, self.tokens, self.keys, self.seed, self.others = layers, tokens, list(keys), seed, others
+        self.rows = others + 1 + len(self.keys)
         self.seen = [0] * len(layers)
         shape = (len(layers), tokens)
         self.sizes, self.scales = np.zeros((*shape, len(self.keys))), np.zeros(len(layers))
@@ -71,8 +83,11 @@ class Probe:
         self.epsilon, self.first_call = 0.0, 0
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Perturb and compare within the body; no hook stays, and no global generator moves."""
+    def watching(self, drawing: int = 0) -> Iterator[None]:
+        """Perturb and compare within the body; no hook stays, and no global generator moves.
+
+        Layers draw from generators seeded with `drawing`.
+        """
         handles = []
         for number, layer in enumerate(self.layers):
             handles += [
@@ -80,7 +95,7 @@ class Probe:
                 layer.register_forward_hook(self._after(number), with_kwargs=True),
             ]
         try:
-            with isolated(0), torch.no_grad():
+            with isolated(drawing), torch.no_grad():
                 yield
         finally:
             for handle in handles:
@@ -111,11 +126,12 @@ class Probe:
 
     def _after(self, number: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            hidden = output if isinstance(output, torch.Tensor) else output[0]
+            # Without gradients, which a path may have switched on, each layer's graph ends with it.
+            hidden = (output if isinstance(output, torch.Tensor) else output[0]).detach()
             axis = self._axis(hidden, number)
             by_rows = self._by_rows(hidden, axis)
-            self._compare(by_rows, number)
-            equal = _as_before(by_rows[:1].expand_as(by_rows).clone(), hidden, axis)
+            self._compare(by_rows[self.others :], number)
+            equal = _as_before(self._equal(by_rows), hidden, axis)
             self.first_call = self.first_call or by_rows.shape[1]
             self.seen[number] += by_rows.shape[1]
             return equal if isinstance(output, torch.Tensor) else (equal, *output[1:])
@@ -140,14 +156,19 @@ class Probe:
             return hidden.reshape(self.rows, -1, hidden.shape[-1])
         return hidden.movedim((axis, axis + 1), (0, 1)).flatten(2)
 
+    def _equal(self, by_rows: torch.Tensor) -> torch.Tensor:
+        """A copy in which all rows that are compared are the first of them."""
+        changed = by_rows.clone()
+        changed[self.others :] = by_rows[self.others]
+        return changed
+
     def _perturb(self, by_rows: torch.Tensor, number: int) -> torch.Tensor:
-        changed = by_rows[:1].expand_as(by_rows).clone()
-        start = self.seen[number]
+        changed, start = self._equal(by_rows), self.seen[number]
         if self.seed is None:
             return changed
         # Of the size of what is there, so that a norm in front of attention sees another token.
-        size = by_rows[0].float().square().mean().sqrt().clamp(min=1e-3).to(by_rows.dtype)
-        for row, key in enumerate(self.keys, start=1):
+        size = by_rows[self.others].float().square().mean().sqrt().clamp(min=1e-3).to(by_rows.dtype)
+        for row, key in enumerate(self.keys, start=self.others + 1):
             if start <= key < start + by_rows.shape[1]:
                 generator = torch.Generator().manual_seed(self.seed * 1_000_003 + key)
                 noise = torch.randn(by_rows.shape[2], generator=generator, dtype=torch.float64)
@@ -168,17 +189,29 @@ class Probe:
 
 
 def measure(
-    layers: Sequence[nn.Module], tokens: int, keys: Sequence[int], run: Callable[[int], None], seed: int
+    layers: Sequence[nn.Module],
+    tokens: int,
+    keys: Sequence[int],
+    run: Callable[[int], None],
+    seed: int,
+    others: int = 0,
 ) -> Reach:
-    """What each layer reads in rows of `tokens` tokens when `run` calls the model with a number of equal rows."""
-    found = []
-    for perturbation in (seed, None):
-        probe = Probe(layers, tokens, keys, perturbation)
-        with probe.watching():
+    """What each layer reads in rows of `tokens` tokens when `run` calls the model with a number of rows.
+
+    All are equal, but the first `others`, which are left alone.
+    """
+
+    def called(seed: int | None, drawing: int = 0) -> Probe:
+        probe = Probe(layers, tokens, keys, seed, others)
+        with probe.watching(drawing):
             run(probe.rows)
-        found.append(probe.moved())
-    (sizes, seen), (noise, _) = found
-    return Reach(sizes, probe.finite, seen, noise.max(axis=2), probe.epsilon, probe.first_call)
+        return probe
+
+    (sizes, seen), without = called(seed).moved(), called(None)
+    noise, _ = without.moved()
+    noisy = bool((noise > _MOST_NOISE).any())
+    is_random = noisy and not np.array_equal(noise, called(None, drawing=1).moved()[0])
+    return Reach(sizes, without.finite, seen, noise.max(axis=2), without.epsilon, without.first_call, is_random)
 
 
 def _as_before(by_rows: torch.Tensor, hidden: torch.Tensor, axis: int) -> torch.Tensor:

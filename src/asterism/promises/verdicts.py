@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
     state    applied; refused (the model raised an error); dropped (a layer reads what its configuration hides, or does
              not read what it shows); undecided (the outputs cannot tell); none (the path is not for this model)
     seen     the reason: the error's first line, or what the witness shows
-    witness  (layer, query, key) of a pair that is read and hidden, or shown and not read
+    witness  (layer, query, key) of a pair that is read, perhaps faintly, and hidden, or shown and not read
     """
 
     attention: str
@@ -82,6 +82,7 @@ def _of_group(
         allowed = _allowed(pattern, path, tokens)[:, keys]
         moved, unmoved = zip(*(reach.moved(number, judged) for reach in reaches), strict=True)
         extra = pairs & ~allowed & np.logical_or.reduce(moved)
+        faint = pairs & ~allowed & np.logical_and.reduce([reach.faint(number, judged) for reach in reaches])
         missing = pairs & allowed & np.logical_and.reduce(unmoved)
         sizes = np.maximum.reduce([reach.sizes[number] for reach in reaches])
         if extra.any():
@@ -91,6 +92,13 @@ def _of_group(
                 f" move by {min(sizes[query, column], 1e9):.1g} of their size)"
             )
             return verdict._replace(state="dropped", seen=seen, witness=(number, query, keys[column]))
+        if faint.any() and verdict.state != "undecided":
+            query, column = _largest(np.where(faint, sizes, -1.0))
+            seen = (
+                f"in layer {number} token {query} moves by {sizes[query, column]:.1g} of its size with token"
+                f" {keys[column]}, which is hidden from it: it is read with a small weight, or rounding depends on it"
+            )
+            verdict = verdict._replace(state="undecided", seen=seen, witness=(number, query, keys[column]))
         if missing.any():
             surely = _not_by_chance(missing, pairs & allowed, keys, reaches[0].first_call)
             query, column = _largest(surely if surely.any() else missing)

@@ -6,6 +6,7 @@ For every attention implementation and every path (`paths.py`), what each layer 
 compared with what the configuration says (`configured.py`). Nothing here depends on masks or kernels.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -101,7 +102,8 @@ def check_windows(
     chosen = _chosen(paths, subject)
     length = _length(subject, tokens)
     verdicts: list[Verdict] = []
-    with quiet_transformers(), _evaluating(model):
+    with quiet_transformers(), warnings.catch_warnings(), _evaluating(model):
+        warnings.simplefilter("ignore")  # made into errors, they would look like refusals
         for name in attention or [_own_attention(model)]:
             with engine(model, name) as refusal:
                 for path in chosen:
@@ -200,7 +202,8 @@ def _judged(subject: _Subject, attention: str, path: Path, tokens: int) -> list[
         try:
             with in_float64(subject.model):
                 verdicts = _measured(subject, attention, path, tokens)
-            if all(verdict.state != "undecided" for verdict in verdicts):
+            # Where a pair is named, its movement is too small for a dtype of less precision.
+            if all(verdict.state != "undecided" or verdict.witness for verdict in verdicts):
                 return verdicts
         except Exception:  # whatever it is, the model's own dtype repeats it
             pass
@@ -212,13 +215,13 @@ def _measured(subject: _Subject, attention: str, path: Path, tokens: int) -> lis
     row = _row(subject.model, tokens)
 
     def run(rows: int) -> None:
-        path.run(subject.model, Case(row.expand(rows, -1), subject.expected.largest))
+        path.run(subject.model, Case(row.expand(rows, -1), subject.expected.largest, path.whole))
 
-    patterns, reaches = subject.expected.patterns, [measure(subject.layers, tokens, keys, run, 0)]
+    patterns, reaches = subject.expected.patterns, [measure(subject.layers, tokens, keys, run, 0, path.whole)]
     verdicts = judge(attention, path, patterns, reaches, keys)
-    if any(verdict.state == "dropped" for verdict in verdicts):
+    if any(verdict.witness for verdict in verdicts):
         # A key may be read and hardly move its query, and what is dropped is worth a second look.
-        reaches.append(measure(subject.layers, tokens, keys, run, 1))
+        reaches.append(measure(subject.layers, tokens, keys, run, 1, path.whole))
         verdicts = judge(attention, path, patterns, reaches, keys)
     return verdicts
 

@@ -270,6 +270,8 @@ def _check_settings(trainer: Any) -> None:
     unfit = {
         "compute_loss_func": trainer.compute_loss_func is not None,
         "label_smoothing_factor": bool(args.label_smoothing_factor),
+        # Its noise is scaled by the length of a row, and layers would see that of a shard.
+        "neftune_noise_alpha": bool(args.neftune_noise_alpha),
         "auto_find_batch_size": args.auto_find_batch_size,
         "torch_compile": args.torch_compile,
         "use_liger_kernel": args.use_liger_kernel,
