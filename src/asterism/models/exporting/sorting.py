@@ -11,7 +11,9 @@ _INT64 = 7
 
 def stable_sort() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The translation of `torch.sort(stable=True)` along the last axis, for numbers of at least 0."""
-    from onnxscript import opset18 as op
+    import onnxscript
+
+    op: Any = onnxscript.opset18  # its types are those of single tensors
 
     def sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
         """Values and indices of x [..., n], from x * n + place: no two keys are equal."""
