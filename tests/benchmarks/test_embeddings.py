@@ -134,10 +134,15 @@ def test_blocks_of_the_old_length_are_the_old_model(script, bert, tmp_path):
 
 def test_sentence_transformers_gives_the_same_vectors(script, bert, tmp_path):
     library = pytest.importorskip("sentence_transformers")
-    modules = library.sentence_transformer.modules
-    parts = [library.models.Transformer(str(tmp_path / "bert")), modules.Pooling(24), modules.Normalize()]
-    library.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(tmp_path / "theirs"))
-    import_checkpoint(tmp_path / "theirs", tmp_path / "long", length=LONG, pattern="window(left=8, right=8)")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    modules = [{"idx": number, "name": str(number), **module} for number, module in enumerate(modules)]
+    (tmp_path / "bert" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "bert" / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True}
+    (tmp_path / "bert" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (tmp_path / "bert" / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": false}')
+    import_checkpoint(tmp_path / "bert", tmp_path / "long", length=LONG, pattern="window(left=8, right=8)")
     texts = [" ".join(WORDS[:count] * 2) for count in (50, 7)]
     found = library.SentenceTransformer(str(tmp_path / "long"), device="cpu").encode(texts)
     ours, tokenizer = AutoModel.from_pretrained(tmp_path / "long").eval(), tokenizer_of(tmp_path / "long")
