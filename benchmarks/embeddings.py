@@ -11,7 +11,7 @@ one right document each: its title, its abstract, and sentences from between its
 removed from the document. All ways read the same documents.
 
 Columns: nDCG@10 and recall@10 for each kind, with the standard error over documents; tokens read per document, and CPU
-seconds per document, in bfloat16, one document at a time. Embeddings that are in the folder are not computed again.
+seconds per document, in bfloat16, one document at a time. Vectors that are in the folder are not computed again.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig, AsterismModel, import_checkpoint
+from asterism.system import sha256_of
 from asterism.training.objectives.gap_sentences import sentences_of
 from asterism.training.readers.bm25 import bm25
 from asterism.training.readers.selected import counted
@@ -101,7 +102,8 @@ def main() -> None:
 
 def _all(arguments: argparse.Namespace, auto_tokenizer: Any) -> dict[str, Any]:
     """The record; the file of results has what there is after each row."""
-    long = arguments.folder / "long"
+    folder = _folder_for(arguments)
+    long = folder / "long"
     if not long.exists():
         import_checkpoint(arguments.model, long, length=LENGTH)
     tokenizer = auto_tokenizer.from_pretrained(long)
@@ -118,7 +120,7 @@ def _all(arguments: argparse.Namespace, auto_tokenizer: Any) -> dict[str, Any]:
     for name in (*WAYS, *BM25):
         print(name, file=sys.stderr)
         if name in WAYS:
-            kept = arguments.folder / f"{name.removesuffix('-best')}-{len(documents)}-{len(questions)}"
+            kept = folder / f"{name.removesuffix('-best')}-{len(documents)}-{len(questions)}"
             scores, costs = _by_vectors(WAYS[name], long, tokenizer, documents, questions, kept)
         else:
             texts = [text_of(tokenizer, text, BM25[name]) for text in documents]
@@ -129,6 +131,15 @@ def _all(arguments: argparse.Namespace, auto_tokenizer: Any) -> dict[str, Any]:
         if arguments.output:
             arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _folder_for(arguments: argparse.Namespace) -> Path:
+    """Where vectors of these data by this model are kept; others have another folder."""
+    weights = arguments.model / "model.safetensors"
+    if missing := [str(path) for path in (arguments.data, weights) if not path.is_file()]:
+        raise SystemExit(f"{missing[0]} is not a file: give a file of RFCs and the folder of a BERT")
+    digest = hashlib.sha256(sha256_of(arguments.data) + sha256_of(weights)).hexdigest()
+    return Path(arguments.folder) / digest[:12]
 
 
 # --- the collection -------------------------------------------------------------------------------------------------
@@ -324,6 +335,8 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.folder is None and arguments.report is None:
         parser.error("data, model and folder are needed, or --report")
+    if arguments.documents < 2 or arguments.sentences < 1:
+        parser.error("--documents must be at least 2, and --sentences at least 1")
     return arguments
 
 

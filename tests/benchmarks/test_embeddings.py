@@ -183,10 +183,17 @@ def test_from_a_file_to_the_table(script, tmp_path, monkeypatch, capsys):
         "bm25-cut-512": 510,
         "bm25": 4080,
     }
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
     script.main()
     assert capsys.readouterr().out == printed and json.loads(output.read_text()) == record
-    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
     monkeypatch.setattr(sys, "argv", ["embeddings.py", *words, "--documents", "4"])
     with pytest.raises(SystemExit, match="has 3 documents of 4,080 tokens, not 4"):
+        script.main()
+    monkeypatch.setattr(sys, "argv", ["embeddings.py", *words, "--documents", "1"])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    (tmp_path / "bert" / "model.safetensors").unlink()
+    monkeypatch.setattr(sys, "argv", ["embeddings.py", *words])
+    with pytest.raises(SystemExit, match="safetensors is not a file"):
         script.main()
