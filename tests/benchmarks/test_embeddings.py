@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 from sklearn.metrics import ndcg_score
 from small_checkpoints import draw_weights, undone
 from torch.nn.functional import normalize
@@ -197,3 +197,12 @@ def test_from_a_file_to_the_table(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["embeddings.py", *words])
     with pytest.raises(SystemExit, match="safetensors is not a file"):
         script.main()
+
+
+def test_the_page_shows_the_results(script, capsys):
+    record = json.loads((BENCHMARKS / "results" / "embeddings.json").read_text())
+    script.report(record)
+    scores, differences, _ = capsys.readouterr().out.split("\n\n")
+    page = docs_page("embed.md").read_text()
+    assert scores in page and differences in page and len(scores.splitlines()) == 12
+    assert record["date"] in page and f"{record['documents']} RFCs of {script.DOCUMENT:,} tokens" in page

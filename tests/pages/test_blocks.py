@@ -16,7 +16,13 @@ RUN_ELSEWHERE = {
 }
 """Pages that another test runs from top to bottom, because it also looks at what has been made."""
 
-NEED_MODELS = ("howto/huggingface.md", "reference/models.md", "reference/promises.md", "reference/verbs.md")
+NEED_MODELS = (
+    "howto/embed.md",
+    "howto/huggingface.md",
+    "reference/models.md",
+    "reference/promises.md",
+    "reference/verbs.md",
+)
 """Pages that build models or read configurations of runs."""
 
 SLOW = ("howto/long-documents.md", "howto/predict.md", "howto/runs.md")
