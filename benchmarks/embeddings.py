@@ -49,6 +49,17 @@ DEEP = (1024, 3500)
 """Tokens between which sentences become questions."""
 WORDS = (12, 40)
 """The fewest and the most words of such a sentence."""
+PAIRS = (
+    ("cut-256", "cut-512"),
+    ("long-blocks", "cut-512"),
+    ("long-blocks", "windows"),
+    ("long-window", "long-blocks"),
+    ("long-longformer", "long-blocks"),
+    ("long-dense", "long-blocks"),
+    ("windows-best", "long-blocks"),
+    ("bm25", "windows-best"),
+)
+"""Ways that are compared on the same questions."""
 KINDS = ("title", "abstract", "sentence")
 AT = 10
 K1, B = 1.2, 0.75
@@ -75,7 +86,6 @@ WAYS: Mapping[str, Way] = {
     "long-longformer": Way("longformer(window=512)", LENGTH),
     "long-dense": Way("dense()", LENGTH),
 }
-"""The first is what the others are compared with."""
 BM25 = {"bm25-cut-512": PIECE, "bm25": DOCUMENT}
 """How many tokens of each document BM25 reads."""
 
@@ -116,7 +126,7 @@ def _all(arguments: argparse.Namespace, auto_tokenizer: Any) -> dict[str, Any]:
         "questions": {kind: sum(one["kind"] == kind for one in questions) for kind in KINDS},
         "rows": [],
     }
-    compared: Tensor | None = None
+    found: dict[str, Tensor] = {}
     for name in (*WAYS, *BM25):
         print(name, file=sys.stderr)
         if name in WAYS:
@@ -125,9 +135,13 @@ def _all(arguments: argparse.Namespace, auto_tokenizer: Any) -> dict[str, Any]:
         else:
             texts = [text_of(tokenizer, text, BM25[name]) for text in documents]
             scores, costs = _by_words(texts, questions), {"tokens_per_document": BM25[name]}
-        found = ranks(scores, right(questions))
-        compared = found if compared is None else compared
-        record["rows"].append({"name": name, **costs, "kinds": measures(found, compared, questions)})
+        found[name] = ranks(scores, right(questions))
+        record["rows"].append({"name": name, **costs, "kinds": measures(found[name], questions)})
+        record["pairs"] = [
+            {"name": one, "compared": other, "kinds": differences(found[one], found[other], questions)}
+            for one, other in PAIRS
+            if one in found and other in found
+        ]
         if arguments.output:
             arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     return record
@@ -277,19 +291,29 @@ def gains(ranks: Tensor) -> Tensor:
     return torch.where(ranks <= AT, 1 / torch.log2(1.0 + ranks), 0.0)
 
 
-def measures(ranks: Tensor, compared: Tensor, questions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """For each kind `ndcg`, `recall`, and `gain` over other ranks of the same questions; `..._error` is a standard
-    error over documents.
-    """
+def measures(ranks: Tensor, questions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """For each kind `ndcg`, its standard error over documents `error`, and `recall`."""
     found = {}
-    for kind in KINDS:
-        asked = torch.tensor([one["kind"] == kind for one in questions])
-        documents, values = right(questions)[asked], gains(ranks)[asked]
-        ndcg, error = over_documents(values, documents)
-        gain, gain_error = over_documents(values - gains(compared)[asked], documents)
+    for kind, asked in _kinds(questions):
+        ndcg, error = over_documents(gains(ranks)[asked], right(questions)[asked])
         recall = (ranks[asked] <= AT).double().mean().item()
-        found[kind] = {"ndcg": ndcg, "ndcg_error": error, "recall": recall, "gain": gain, "gain_error": gain_error}
+        found[kind] = {"ndcg": ndcg, "error": error, "recall": recall}
     return found
+
+
+def differences(ranks: Tensor, compared: Tensor, questions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """For each kind how much more nDCG some ranks have than others, `gain`, and its standard error `error`."""
+    found, values = {}, gains(ranks) - gains(compared)
+    for kind, asked in _kinds(questions):
+        gain, error = over_documents(values[asked], right(questions)[asked])
+        found[kind] = {"gain": gain, "error": error}
+    return found
+
+
+def _kinds(questions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Each kind, and which questions are of it, bool `[questions]`."""
+    for kind in KINDS:
+        yield kind, torch.tensor([one["kind"] == kind for one in questions])
 
 
 def over_documents(values: Tensor, documents: Tensor) -> tuple[float, float]:
@@ -309,15 +333,16 @@ def report(record: Mapping[str, Any]) -> None:
         cells = [f"`{row['name']}`"]
         for kind in KINDS:
             found = row["kinds"][kind]
-            cells += [f"{found['ndcg']:.3f} ± {found['ndcg_error']:.3f}", f"{found['recall']:.3f}"]
+            cells += [f"{found['ndcg']:.3f} ± {found['error']:.3f}", f"{found['recall']:.3f}"]
         cells.append(f"{row['tokens_per_document']:,.0f}")
         cells.append(f"{row['seconds_per_document']:.2f}" if "seconds_per_document" in row else "")
         print(f"| {' | '.join(cells)} |")
-    print(f"\n| way | {' | '.join(f'{kind}: nDCG gain' for kind in KINDS)} |\n|{'---|' * (len(KINDS) + 1)}")
-    for row in record["rows"][1:]:
-        gained = (row["kinds"][kind] for kind in KINDS)
-        cells = [f"{found['gain']:+.3f} ± {found['gain_error']:.3f}" for found in gained]
-        print(f"| `{row['name']}` | {' | '.join(cells)} |")
+    print(f"\n| way | compared with | {' | '.join(f'{kind}: nDCG gain' for kind in KINDS)} |")
+    print(f"|{'---|' * (len(KINDS) + 2)}")
+    for pair in record["pairs"]:
+        found = [pair["kinds"][kind] for kind in KINDS]
+        cells = [f"{one['gain']:+.3f} ± {one['error']:.3f}" for one in found]
+        print(f"| `{pair['name']}` | `{pair['compared']}` | {' | '.join(cells)} |")
     print(f"\n{record['documents']} documents, questions: {record['questions']}, {record['dtype']}, {record['date']}")
 
 

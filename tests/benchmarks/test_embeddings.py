@@ -65,10 +65,13 @@ def test_questions_about_one_document_count_as_one(script):
     mean, error = script.over_documents(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([7, 7, 7, 9]))
     assert mean == 0.5 and error == pytest.approx(0.5)
     questions = [{"kind": kind, "document": number} for number in (0, 1) for kind in script.KINDS]
-    found = script.measures(torch.tensor([1, 11, 3, 1, 10, 1]), torch.ones(6, dtype=torch.int64), questions)
-    assert found["title"] == {"ndcg": 1.0, "ndcg_error": 0.0, "recall": 1.0, "gain": 0.0, "gain_error": 0.0}
-    assert found["abstract"]["recall"] == 0.5 and found["abstract"]["gain"] == found["abstract"]["ndcg"] - 1
-    assert found["sentence"]["ndcg"] == 0.75
+    ranks = torch.tensor([1, 11, 3, 1, 10, 1])
+    found = script.measures(ranks, questions)
+    assert found["title"] == {"ndcg": 1.0, "error": 0.0, "recall": 1.0}
+    assert found["abstract"]["recall"] == 0.5 and found["sentence"]["ndcg"] == 0.75
+    found = script.differences(ranks, torch.ones(6, dtype=torch.int64), questions)
+    assert found["title"] == {"gain": 0.0, "error": 0.0}
+    assert found["sentence"] == {"gain": -0.25, "error": 0.25}
 
 
 def test_the_mean_of_rows_and_the_nearest_row(script):
