@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "across": "across(window(left=4, right=4), step=4)",
         "part": 'part(window(left=4), length=32, queries="16:32", keys="8:32")',
         "documents": "documents(causal(), 10, 6, 16)",
+        "tree": 'tree("13:8;18:8;21:19;25:19", size=32)',
     },
     "Sparse Transformer (Child 2019)": {"strided": "strided(stride=6)", "fixed": "fixed(stride=8, summary=2)"},
     "BigBird (Zaheer 2020)": {

@@ -16,7 +16,18 @@ from asterism.lazy import import_after, lazily
 from asterism.memo import clear_caches
 
 if TYPE_CHECKING:
-    from asterism.kernels import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend, decode
+    from asterism.kernels import (
+        Alibi,
+        BlockMass,
+        Buckets,
+        DistanceTable,
+        Dropout,
+        SoftSpan,
+        Terms,
+        attend,
+        block_mass,
+        decode,
+    )
     from asterism.layers import SparseAttention
 
 __version__ = "0.1.0"
@@ -26,6 +37,7 @@ _TERMS = ("Terms", "Alibi", "Buckets", "SoftSpan", "DistanceTable", "Dropout")
 __all__ = [
     "Alibi",
     "AsterismError",
+    "BlockMass",
     "Buckets",
     "DistanceTable",
     "Dropout",
@@ -33,6 +45,7 @@ __all__ = [
     "SparseAttention",
     "Terms",
     "attend",
+    "block_mass",
     "clear_caches",
     "compile_pattern",
     "decode",
@@ -41,7 +54,7 @@ __all__ = [
 
 __getattr__, __dir__ = lazily(
     __name__,
-    {"attend": "kernels", "decode": "kernels", "SparseAttention": "layers"} | dict.fromkeys(_TERMS, "kernels"),
+    {"SparseAttention": "layers"} | dict.fromkeys(("attend", "decode", "block_mass", "BlockMass", *_TERMS), "kernels"),
     eager=("AsterismError", "clear_caches", "compile_pattern", "patterns"),
 )
 

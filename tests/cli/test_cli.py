@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import SHORT, Run, refuses
 from small_encoders import save_tiny_bert, write_lines
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from asterism import training
 from asterism.cli.main import VERBS
@@ -93,7 +94,12 @@ def test_the_example_of_every_help_runs(
         monkeypatch.setattr("asterism.promises.report.SUBJECTS", [one for one in SUBJECTS if one.is_ours][-1:])
         monkeypatch.delitem(PROMISES, "memory grows linearly")
     if verb == "explore":  # it would serve for ever
-        monkeypatch.setattr("asterism.explore.server.serve", lambda port, patience, ready: ready("http://127.0.0.1/"))
+        monkeypatch.setattr(
+            "asterism.explore.server.serve", lambda port, patience, ready, subject: ready("http://127.0.0.1/")
+        )
+    if verb == "export":
+        sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
+        LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=8192)).save_pretrained("llama-3.2-1b")
     if verb == "predict":
         (tmp_path / "new.csv").write_text("text\nthe lamp is red\n")
         config = FineTuneConfig(

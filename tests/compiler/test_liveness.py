@@ -73,6 +73,12 @@ EXACT = {
         min(k + 9, 19 if k < 20 else 99) if k < 100 and k not in (20, 21, 22) else NEVER
     ),
     "documents(bigbird(block=4), 6, 94)": lambda k: 5 if k < 6 else 99 if k < 100 else NEVER,
+    "tree('20:9;60:-1', size=100)": lambda k: (
+        59 if k < 10 else 19 if k < 20 else 59 if k < 60 else 99 if k < 100 else NEVER
+    ),
+    "tree('60:0', size=100) & window(left=9)": lambda k: (
+        NEVER if k >= 100 else min(k + 9, 99 if k == 0 or k >= 60 else 59)
+    ),
     "across(window(left=9), step=2)": lambda k: (k + 9) // 2,
     "across(blocks(8), step='2/3')": lambda k: -(-(k // 8 + 1) * 8 * 3 // 2) - 1,
     "columns(10) & causal()": lambda k: FOREVER if k % 10 == 0 else NEVER,

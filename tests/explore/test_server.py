@@ -17,7 +17,9 @@ from starlette.testclient import TestClient
 from asterism.errors import AsterismError
 from asterism.explore import server
 from asterism.explore.guard import MOST_BYTES
+from asterism.explore.model_process import ModelProcess
 from asterism.explore.pool import Pool
+from asterism.explore.subject import Subject
 
 PORT = 8765
 OWN = f"http://127.0.0.1:{PORT}"
@@ -205,3 +207,43 @@ def children_of(parent):
     """The processes that one has started, where the system lists them as files."""
     listed = PROCESSES / str(parent) / "task" / str(parent) / "children"
     return listed.read_text().split() if listed.exists() else []
+
+
+class FakeWorker:
+    """A process with a model that ends at its first question, and answers the next one."""
+
+    started = 0
+
+    @classmethod
+    async def start(cls, module: str, argument: str, seconds: float) -> "FakeWorker":
+        assert module == "model_worker" and Subject.from_json(argument).run == "runs/first"
+        cls.started += 1
+        return cls()
+
+    async def ask(self, question, seconds: float):
+        if FakeWorker.started == 1:
+            raise ConnectionError("the worker has ended")
+        if question["question"] == "keys":
+            raise TimeoutError
+        return {"answer": {"seconds": seconds}}
+
+    async def end(self) -> None:
+        pass
+
+
+def test_a_model_process_that_ends_or_takes_too_long_is_started_again(monkeypatch):
+    monkeypatch.setattr("asterism.explore.model_process.Worker", FakeWorker)
+
+    async def asked() -> list[str]:
+        process = ModelProcess(Subject(run="runs/first"))
+        replies = [await process.ask({"question": name}) for name in ("read", "read", "mass", "keys", "model")]
+        await process.end()
+        return [reply["refused"]["code"] if "refused" in reply else reply["answer"]["seconds"] for reply in replies]
+
+    assert asyncio.run(asked()) == ["worker-ended", 600.0, 30.0, "took-too-long", 30.0]
+    assert FakeWorker.started == 3
+
+
+def test_without_a_model_questions_about_one_are_refused(client):
+    for name in ("model", "read", "mass", "keys"):
+        assert client.post("/ask", json={"question": name}).json()["refused"]["code"] == "no-model"

@@ -292,7 +292,15 @@ def test_widths(width):
     )
 
 
-@pytest.mark.parametrize("text", ("fixed(8, summary=2)", "bigbird_causal(block=4)", "longformer(window=6)"))
+@pytest.mark.parametrize(
+    "text",
+    (
+        "fixed(8, summary=2)",
+        "bigbird_causal(block=4)",
+        "longformer(window=6)",
+        "tree('60:40;100:40', size=200, pattern=sinks(2, 60))",
+    ),
+)
 def test_published_patterns(text):
     """Longer than a tile, with grouped queries."""
     n, heads = 140, {"heads": 2, "kv_heads": 1, "batch": 1}

@@ -29,6 +29,7 @@ CAUSAL = {
     "global_queries": "global_queries((3,), block=20) & causal() | window(left=20)",
     "random_blocks": "random_blocks(block=8, count=2, earlier=True) & causal() | window(left=2)",
     "explicit": "explicit('{edges}', size={length}) & causal() | window(left=9)",
+    "tree": "tree('50:20;90:60;130:20', size={length}) | tree('50:20', size={length}, pattern=window(left=9))",
     "shifted": "shifted(window(left=30), 11) | window(left=5)",
     "per_head": "per_head([window(left=3), sinks(first=4, window=90), fixed(stride=16), causal()])",
     "split_heads": "split_heads(window(left=5), strided(stride=9), heads=4)",

@@ -25,9 +25,9 @@ FIRST = {
 """What may be given by position."""
 
 BY_NAME = {
-    AsterismForMaskedLM: "output_hidden_states dropout_seed position_ids cu_seqlens",
-    AsterismForSequenceClassification: "output_hidden_states dropout_seed position_ids cu_seqlens",
-    AsterismForCausalLM: "use_cache output_hidden_states dropout_seed position_ids cu_seqlens",
+    AsterismForMaskedLM: "output_hidden_states dropout_seed position_ids cu_seqlens parents",
+    AsterismForSequenceClassification: "output_hidden_states dropout_seed position_ids cu_seqlens parents",
+    AsterismForCausalLM: "use_cache output_hidden_states dropout_seed position_ids cu_seqlens parents",
     AsterismForConditionalGeneration: "token_type_ids use_cache output_hidden_states dropout_seed",
 }
 

@@ -19,14 +19,22 @@ RUN_ELSEWHERE = {
 NEED_MODELS = (
     "howto/embed.md",
     "howto/huggingface.md",
+    "howto/trees.md",
+    "howto/trainer.md",
     "reference/models.md",
     "reference/promises.md",
     "reference/verbs.md",
 )
 """Pages that build models or read configurations of runs."""
 
-SLOW = ("howto/long-documents.md", "howto/predict.md", "howto/runs.md")
-"""Pages that train: `make pages` runs them."""
+SLOW = (
+    "howto/evaluation.md",
+    "howto/export.md",
+    "howto/long-documents.md",
+    "howto/predict.md",
+    "howto/runs.md",
+)
+"""Pages that train, or start processes that load PyTorch: `make pages` runs them."""
 
 
 def name(page: Path) -> str:

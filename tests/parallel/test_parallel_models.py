@@ -13,6 +13,9 @@ from asterism.errors import ConfigurationError
 from asterism.parallel import SequenceParallel, shard
 
 PATIENCE = 500
+
+ROUNDED = {"llama4": 1e-6}
+"""Limits of what transformers rounds to float32: the queries and keys of Llama 4, when it rotates them."""
 """Seconds that all models may take on some ranks, on a busy machine."""
 
 
@@ -134,7 +137,7 @@ def test_a_sharded_model_is_the_whole_one(of, ranks, name):
         for kind in KINDS[ranks]:
             found = one.found[f"{name} {kind}"]
             assert found.largest > 1e-3  # there is something to compare
-            assert max(found.loss, found.gradient, found.states) < 1e-12, (kind, found)
+            assert max(found.loss, found.gradient, found.states) < ROUNDED.get(name, 1e-12), (kind, found)
             assert not found.missing  # every rank has a gradient of every weight, so that they can be summed
 
 

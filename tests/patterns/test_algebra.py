@@ -247,5 +247,16 @@ def test_the_generator_reaches_the_whole_vocabulary():
         predictable.append(is_predictable(drawn))
 
     hold(collect, strategies.rules(97, heads=3), 1000)
-    assert seen == {*oracle.PREDICATES, *RANDOM, "or", "and", "not", "shifted", "documents", "per_head", "across"}
+    assert seen == {
+        *oracle.PREDICATES,
+        *RANDOM,
+        "or",
+        "and",
+        "not",
+        "shifted",
+        "documents",
+        "per_head",
+        "across",
+        "tree",
+    }
     assert any(predictable) and not all(predictable)

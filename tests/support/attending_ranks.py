@@ -103,6 +103,8 @@ CASES = {
     "relative positions and segments": Case("window(left=9)", 67, terms="relative", segments=True),
     "dropout": Case("bigbird(block=4, random=1)", 130, terms="dropout"),
     "documents": Case("strided(4)", 90, options={"cu_seqlens": [0, 20, 20, 55, 90]}),
+    "tree": Case("tree('20:9;40:9;60:50', size=90)", 90),
+    "tree with windows along paths": Case("tree('20:9;40:9;60:50', size=90, pattern=window(left=9))", 90),
     "half of the ranks have no tokens": Case(
         "global_tokens((0, -1)) | window(6)", 70, sizes={2: (0, 70), 3: (30, 0, 40), 4: (0, 35, 0, 35)}
     ),

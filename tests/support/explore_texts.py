@@ -17,6 +17,7 @@ _VALID = (
     "documents(causal(), 3, 4)",
     "shifted(star(), 2)",
     "explicit([(0, 1), (5, 2)], 9)",
+    "tree((-1, 0, 0, 2), pattern=window(3))",
     "grid(4, 2)",
     "sinks(first=2, window=5)",
     "yun_strided(4)",

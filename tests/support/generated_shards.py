@@ -34,6 +34,7 @@ NAMED = (
     "split_heads(window(left=9), global_tokens(positions=2), heads=4)",
     "per_head([stride(period=5), stride(period=10), stride(period=5), window(left=3)])",
     "random_blocks(block=8, count=2)", "documents(bigbird(block=4, random=0), 40, -3, 30)", "shifted(causal(), 7)",
+    "tree('20:9;40:9;60:50', size=4096)", "tree('20:9;21:7;22:20;23:21;40:9;60:50', size=4096, pattern=window(left=9))",
     "grid(width=8, radius=1, channels=2) & causal()", "window(left=70) | global_tokens(positions=4)",
 )  # fmt: skip
 """Cases that are in every run."""

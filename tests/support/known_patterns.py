@@ -1,9 +1,12 @@
 """Every primitive and published pattern with arguments of each kind; which are causal, and which prefix-stable."""
 
 import oracle
-from oracle import across, documents, per_head, rule, shifted
+from oracle import across, documents, per_head, rule, shifted, tree
 
 EXPLICIT = "0:0-3,7;2:1;9:0-9,200;100:3;256:0,256"
+# A trunk of 60 tokens, five branches, one of which branches again; then a second tree, as bushy as it is long.
+BRANCHES = [-1, *range(59), *(59 if i % 23 == 0 else 59 + i for i in range(115)), 100, *range(175, 190)]
+TREES = [*BRANCHES, -1, *(len(BRANCHES) + i * 2 // 3 for i in range(256 - len(BRANCHES)))]
 PRIMITIVES = [
     rule("dense"),
     rule("causal"),
@@ -32,6 +35,12 @@ PRIMITIVES = [
     rule("global_queries", positions=(2, -3), block=8),
     rule("global_tokens", positions=(-2, 5)),
     rule("explicit", source=EXPLICIT, size=257),
+    tree(BRANCHES + [-1] * (257 - len(BRANCHES))),
+    tree(TREES),
+    tree(TREES, rule("window", left=9)),
+    tree(TREES, per_head(rule("sinks", first=2, window=7), rule("stride", period=3), rule("blocks", size=10))),
+    tree(TREES) & rule("window", left=70) | rule("global_keys", positions=0),
+    ~tree(TREES),
     shifted(rule("strided", stride=7), by=5),
     shifted(rule("global_tokens", positions=(-1, 0), block=4), by=3),
     documents(rule("bigbird", block=8, random=0), 20, 7, 0, 64, 1, -5, 100, 60),
@@ -84,6 +93,8 @@ CAUSAL = [
     "fixed(4) | causal()",
     "shifted(strided(3), by=2)",
     "documents(strided(3), 9, 30, 30)",
+    "tree('4:1;9:-1;12:3', size=1000)",
+    "tree('4:1;9:-1;12:3', size=1000, pattern=stride(3))",
     "documents(bigbird(block=2) & causal(), 9, 10, 30)",
     "random_blocks(4, 2, earlier=True)",
     "grid(3, radius=(2, 1), dilation=2, channels=2) & causal()",
@@ -103,6 +114,7 @@ NOT_CAUSAL = [
     "yun_strided(4)",
     "longformer(window=4)",
     "documents(star(), 9, 30)",
+    "~tree('4:1;9:-1', size=1000)",
     "~causal()",
     "~window(left=2)",
     "causal() | stride(3)",

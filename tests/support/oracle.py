@@ -48,6 +48,8 @@ class Rule:
                 return f"per_head([{', '.join(parts)}])"
             case "documents":
                 return f"documents({', '.join([*parts, *map(str, dict(self.arguments)['sizes'])])})"
+            case "tree":
+                return f"tree({', '.join(arguments + [f'pattern={part}' for part in parts])})"
         return f"{self.name}({', '.join(parts + arguments)})"
 
     def __repr__(self) -> str:
@@ -79,6 +81,11 @@ def per_head(*parts: Rule) -> Rule:
 
 def documents(part: Rule, *sizes: int) -> Rule:
     return Rule("documents", (("sizes", sizes),), (part,))
+
+
+def tree(parents: Sequence[int], *part: Rule) -> Rule:
+    """Each token reads its ancestors and itself, or those that the part allows by their depths."""
+    return Rule("tree", (("parents", tuple(parents)),), part)
 
 
 def across(part: Rule, step: int | str) -> Rule:
@@ -293,6 +300,8 @@ def allowed(rule: Rule, q: int, k: int, n: int, head: int = 0) -> bool:
         case "across":
             numerator, denominator = fraction(dict(rule.arguments)["step"])
             return allowed(rule.parts[0], q * numerator // denominator, k, n, head)
+        case "tree":
+            return on_path(dict(rule.arguments)["parents"], rule.parts, q, k, head)
         case "documents":
             start = 0
             for size in dict(rule.arguments)["sizes"]:
@@ -301,6 +310,22 @@ def allowed(rule: Rule, q: int, k: int, n: int, head: int = 0) -> bool:
                 start += abs(size)
             return False
     return bool(PREDICATES[rule.name](q, k, n, head, **dict(rule.arguments)))
+
+
+def path_to(parents: Sequence[int], token: int) -> list[int]:
+    """The ancestors of a token, from the root, and the token itself; none for a token that the tree does not have."""
+    path = []
+    while 0 <= token < len(parents):
+        path.append(token)
+        token = parents[token]
+    return path[::-1]
+
+
+def on_path(parents: Sequence[int], inner: Sequence[Rule], q: int, k: int, head: int) -> bool:
+    path = path_to(parents, q)
+    if k not in path:
+        return False
+    return not inner or allowed(inner[0], len(path) - 1, path.index(k), len(parents), head)
 
 
 def picture(rule: Rule, n_queries: int, n_keys: int | None = None, query_offset: int | None = None) -> np.ndarray:

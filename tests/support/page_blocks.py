@@ -27,7 +27,22 @@ READ = ("", "text", "json", "yaml", "csv", "c", "cpp", "diff", "ini", "toml")
 _REASON = re.compile(r"^<!-- not run: (\S.*\S) -->$")
 _TOOLS = {"cat", "cp", "cut", "head", "ls", "mkdir", "mv", "printf", "rm", "tail", "wc"}
 """Programs of every system that pages run as they are."""
-_CHECKED = {"accelerate", "cd", "export", "git", "hf", "make", "pip", "python", "source", "srun", "sbatch", "torchrun"}
+_CHECKED = {
+    "accelerate",
+    "cd",
+    "export",
+    "git",
+    "hf",
+    "make",
+    "pip",
+    "python",
+    "source",
+    "srun",
+    "sbatch",
+    "torchrun",
+} | {
+    *("llama-cli", "vllm"),
+}
 """Programs whose commands are checked and not run: they install, take minutes, or need several processes."""
 
 

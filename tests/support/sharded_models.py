@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import transformers
 from repository import docs_page
+from trained_shards import MODELS, built
 from transformers import PreTrainedModel
 
 import asterism.models as models
@@ -274,6 +276,20 @@ def bert() -> Case:
     none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
     model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **none))
     return Case(use_pattern(model, "bigbird(block=2, random=1)"), padded(masked(3)))
+
+
+@case
+def modernbert() -> Case:
+    windows = {"local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 0, "reference_compile": False}
+    model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**SIZES, **windows))
+    return Case(use_pattern(model), padded(masked(3)))
+
+
+def with_own_windows(name: str) -> Case:
+    return Case(built(name, in_shards=True), padded(batch(3)), True)
+
+
+CASES |= {f"{name}_own_windows": partial(with_own_windows, name) for name in MODELS}
 
 
 # --- generation ------------------------------------------------------------------------------------------------------

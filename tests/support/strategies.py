@@ -48,6 +48,8 @@ def build(rule: Rule) -> Pattern:
             return patterns.per_head(parts)
         case "documents":
             return patterns.documents(parts[0], *dict(rule.arguments)["sizes"])
+        case "tree":
+            return patterns.tree(dict(rule.arguments)["parents"], pattern=parts[0] if parts else None)
     return getattr(patterns, rule.name)(*parts, **dict(rule.arguments))
 
 
@@ -100,6 +102,32 @@ def _fixed(draw, heads: int) -> Rule:
     return rule("fixed", stride=stride, summary=draw(st.integers(1, stride)), heads=draw(st.sampled_from((1, heads))))
 
 
+@st.composite
+def parents(draw, size: int) -> tuple[int, ...]:
+    """Parents of so many tokens: a few chains that hang from anywhere, in depth-first order or not."""
+    jumps = draw(st.dictionaries(st.integers(0, size - 1), st.integers(-1, size), max_size=8))
+    depth_first = draw(st.booleans())
+    found: list[int] = []
+    for token in range(size):
+        last = oracle.path_to(found, token - 1)
+        choices = [-1, *last] if depth_first else range(-1, token)
+        found.append(choices[jumps[token] % len(choices)] if token in jumps else token - 1)
+    return tuple(found)
+
+
+@st.composite
+def _tree(draw, size: int) -> Rule:
+    """A tree, whose paths follow a rule that does not depend on the length."""
+    inner = st.one_of(
+        st.just(rule("dense")),
+        _calls("window", left=reach, right=reach, dilation=st.integers(1, 3)),
+        _calls("stride", period=sizes),
+        _calls("blocks", size=sizes, left=st.integers(0, 2)),
+        _calls("sinks", first=st.integers(1, 6), window=sizes),
+    )
+    return oracle.tree(draw(parents(size)), *draw(st.lists(inner, max_size=1)))
+
+
 radii = st.one_of(st.integers(0, 3), st.tuples(st.integers(0, 9), st.integers(0, 3)))
 grids = _calls("grid", width=sizes, radius=radii, dilation=st.integers(1, 4), channels=st.integers(1, 4))
 
@@ -117,6 +145,7 @@ def leaves(size: int) -> st.SearchStrategy[Rule]:
         _calls("global_queries", positions=positions, block=sizes),
         _calls("global_tokens", positions=positions, block=sizes),
         _explicit(size),
+        _tree(size),
     )
 
 

@@ -1,7 +1,8 @@
-"""asterism show: draw a pattern, count the keys that its queries read, and print its cost.
+"""asterism show: draw a pattern, count the keys that its queries read, and print its cost; or list a model's own.
 
 A schedule is shown as its distinct patterns, one after another. Where each head has its own pattern, the picture shows
-one head, and the figures cover every head.
+one head, and the figures cover every head. For a folder with a config.json, a run, or a class of transformers such as
+MistralConfig, it lists the attention of each layer: pattern, heads, sinks, cost and cache. Weights are not read.
 """
 
 import sys
@@ -13,6 +14,7 @@ from asterism.cli.errors import UsageError
 from asterism.cli.mixers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, percent, print_json, whole_number
+from asterism.cli.show_model import names_model, show_model
 from asterism.cli.waiting import waiting
 from asterism.compiler import Plan, compile_pattern
 from asterism.errors import PatternError
@@ -26,6 +28,8 @@ _HEAD_DIM = 64
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
+    if names_model(arguments.pattern):
+        return show_model(arguments)
     n, head = arguments.length, arguments.head
     schedule, turns = read_pattern(arguments)
     _check_head(schedule, head)

@@ -15,7 +15,7 @@ import numpy as np
 from asterism.compiler.bands import Bands
 from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.join import join
-from asterism.compiler.layout import KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
+from asterism.compiler.layout import DepthFirst, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.parts import ResiduesOfPart, SortedPart
 from asterism.compiler.plan import Indices, Pass, Plan
 from asterism.compiler.tables import BitMasks, list_offsets
@@ -32,6 +32,7 @@ from asterism.patterns.part import Part
 from asterism.patterns.pattern import And, Pattern, resolve_lengths
 from asterism.patterns.primitives import KeySet, QuerySet, Stride
 from asterism.patterns.text import parse
+from asterism.patterns.tree import Tree
 
 _LONG_DOCUMENT = 2048
 """Tokens from which on documents may have tiles of 128."""
@@ -195,6 +196,8 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found.append(QuerySubset(literal))
             case Explicit():
                 found.append(Reordered(literal))
+            case Tree(forest=forest) if not forest.is_depth_first:
+                found.append(DepthFirst(literal))
             case Grid():
                 found += _bands(literal)
             case Part(inner=Stride(period=period)) if period > 1:
@@ -205,6 +208,8 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found += [SortedPart(bands, literal) for bands in _bands(inner)]
             case Part(inner=Explicit() as inner):
                 found.append(SortedPart(Reordered(inner), literal))
+            case Part(inner=Tree(forest=forest) as inner) if not forest.is_depth_first:
+                found.append(SortedPart(DepthFirst(inner), literal))
             case _:
                 pass
     return found

@@ -19,6 +19,7 @@ from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Booleans, Moved, Pattern, Ranges
 from asterism.patterns.primitives import Dense, OneSided
+from asterism.patterns.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +297,35 @@ class Reordered(Sorted):
         known = (tile_of_query >= 0) & (rows[np.minimum(row, len(rows) - 1)] == tile_of_query)
         codes = np.unique(row[known] * len(keys) + _tile_of_position(keys, length)[read[known]])
         return codes // len(keys), codes % len(keys)
+
+
+@dataclass(frozen=True)
+class DepthFirst(Sorted):
+    """Tokens in an order in which each subtree of a tree is a run of tokens."""
+
+    tree: Tree
+
+    @property
+    def text(self) -> str:
+        return "depth first"
+
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        return self.tree.forest.number(positions)
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        # Numbers in this order ascend from tile to tile, among queries and among keys, so that the same tree over these
+        # numbers says where the ancestors of a tile stand.
+        numbers, key_numbers = (self.tree.forest.number(x.positions) for x in (queries, keys))
+        last = np.minimum((rows + 1) * queries.tile, len(numbers)) - 1
+        renumbered = Tree(self.tree.forest.renumbered, self.tree.pattern)
+        asked = Ranges(numbers[rows * queries.tile], numbers[last], 1)
+        row, start, stop = renumbered.find_spans(asked, self.tree.size, head).triples()
+        first = np.searchsorted(key_numbers, start) // keys.tile
+        past = -(-np.searchsorted(key_numbers, stop) // keys.tile)
+        some = np.searchsorted(key_numbers, start) < np.searchsorted(key_numbers, stop)
+        return Intervals.build(row[some], first[some], past[some], len(rows), len(keys)).points()
 
 
 def stretches(*numbers: Integers) -> tuple[Integers, Integers]:

@@ -17,6 +17,7 @@ from asterism.patterns.grid import Grid
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import And, Named, Not, Or, Pattern, PerHead, Shifted
 from asterism.patterns.primitives import Blocks, GlobalKeys, GlobalQueries, KeySet, Window
+from asterism.patterns.tree import Tree
 
 FOREVER = 2**62
 """The last reader of a key that is never forgotten."""
@@ -59,7 +60,7 @@ def _last_reader(pattern: Pattern, keys: Integers) -> Integers:
             return keys + left
         case Blocks(size=size, left=left):
             return (keys // size + left + 1) * size - 1
-        case Grid():
+        case Grid() | Tree():
             return pattern.last_reader(keys)
         case GlobalQueries(positions=positions, block=block):
             return np.full(keys.shape, (max(positions, default=-1) + 1) * block - 1)
@@ -141,7 +142,7 @@ def _bound(pattern: Pattern) -> _Bound | None:
             return _Bound((), (max(positions, default=-1) + 1) * block)
         case GlobalKeys(positions=positions, block=block) if min(positions, default=0) >= 0:
             return _Bound(tuple((position * block, (position + 1) * block) for position in positions), 0)
-        case Explicit(size=size):
+        case Explicit(size=size) | Tree(size=size):
             return _Bound((), size)
         case _:
             return None

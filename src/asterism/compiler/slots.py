@@ -22,6 +22,7 @@ from asterism.patterns import Pattern, per_head
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import Booleans, Named, PerHead, Shifted
+from asterism.patterns.tree import Tree
 
 EMPTY = -1
 """The position of the key in a slot that has held none yet."""
@@ -217,7 +218,7 @@ class _GivenSlots(NamedTuple):
 
 def _longest(pattern: Pattern) -> int:
     """The length of the longest sequence that the pattern has an answer for."""
-    if isinstance(pattern, Explicit):
+    if isinstance(pattern, Explicit | Tree):
         return pattern.size
     inner = min(map(_longest, pattern.children), default=FOREVER)
     return inner + pattern.by if isinstance(pattern, Shifted) and inner < FOREVER else inner

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MOST_BYTES = 200_000
+MOST_BYTES = 1_000_000
 """Of the body of a request."""
 
 _HEADERS = {

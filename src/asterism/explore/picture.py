@@ -17,6 +17,7 @@ from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import Verdict, Verdicts
 
 Shares = NDArray[np.float64]
+Levels = NDArray[np.uint8]
 
 MOST_CELLS = 512
 """Cells along a side."""
@@ -39,19 +40,31 @@ def draw_part(
     `rows` and `columns` of the result are the borders of the cells in tokens; `levels` is the uint8 picture in base64,
     row by row: 0 where no pair of a cell is allowed, 255 where all are, between them the share, never 0 or 255.
     """
-    row, column = _borders(rows, cells), _borders(columns, cells)
-    verdicts = verdicts_between(pattern, row, column, n, head, _budget(_LOOKED_AT, cells))
-    is_exact = (rows[1] - rows[0]) * (columns[1] - columns[0]) <= _EXACT_PAIRS
-    shares = _counted(pattern, n, head, row, column) if is_exact else _drawn(pattern, n, head, row, column, verdicts)
-    levels = np.clip(np.rint(shares * _FULL), 1, _FULL - 1).astype(np.uint8)
-    levels[verdicts == Verdict.EMPTY], levels[verdicts == Verdict.FULL] = 0, _FULL
+    row, column = borders(rows, cells), borders(columns, cells)
+    levels, undecided = draw_between(pattern, n, head, row, column)
     return {
         "rows": row.tolist(),
         "columns": column.tolist(),
         "levels": b64encode(levels.tobytes()).decode(),
-        "exact": is_exact,
-        "undecided": int((verdicts == Verdict.UNKNOWN).sum()),
+        "exact": _is_exact(row, column),
+        "undecided": undecided,
     }
+
+
+def draw_between(pattern: Pattern, n: int, head: int, row: Integers, column: Integers) -> tuple[Levels, int]:
+    """The levels of the cells between these borders, uint8 [rows, columns], and how many are estimated because they
+    would take too long to decide."""
+    cells = max(len(row), len(column)) - 1
+    verdicts = verdicts_between(pattern, row, column, n, head, _budget(_LOOKED_AT, cells))
+    counted = _is_exact(row, column)
+    shares = _counted(pattern, n, head, row, column) if counted else _drawn(pattern, n, head, row, column, verdicts)
+    levels = np.clip(np.rint(shares * _FULL), 1, _FULL - 1).astype(np.uint8)
+    levels[verdicts == Verdict.EMPTY], levels[verdicts == Verdict.FULL] = 0, _FULL
+    return levels, int((verdicts == Verdict.UNKNOWN).sum())
+
+
+def _is_exact(row: Integers, column: Integers) -> bool:
+    return bool((row[-1] - row[0]) * (column[-1] - column[0]) <= _EXACT_PAIRS)
 
 
 def _budget(pairs: tuple[int, int], cells: int) -> int:
@@ -59,7 +72,9 @@ def _budget(pairs: tuple[int, int], cells: int) -> int:
     return min(of_cell * cells**2, most)
 
 
-def _borders(tokens: tuple[int, int], cells: int) -> Integers:
+def borders(tokens: tuple[int, int], cells: int) -> Integers:
+    """The borders of at most so many cells, as equal as can be, of a half-open range that is not empty: int64
+    [cells + 1]."""
     start, stop = tokens
     count = min(cells, stop - start)
     return start + np.arange(count + 1, dtype=np.int64) * (stop - start) // count

@@ -20,16 +20,16 @@ _MOST_WAITING = 64
 
 
 class Worker:
-    """A process that runs worker.py."""
+    """A process that runs worker.py, or another module of this folder."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     @classmethod
-    async def start(cls) -> "Worker":
+    async def start(cls, module: str = "worker", *arguments: str, seconds: float = _STARTING) -> "Worker":
         """A worker that is ready. Raises TimeoutError or ConnectionError where it does not come up."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "asterism.explore.worker"),
+            *(sys.executable, "-m", f"asterism.explore.{module}", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_LINE,
@@ -37,7 +37,7 @@ class Worker:
         )
         worker = cls(process)
         try:
-            await worker._line(_STARTING)
+            await worker._line(seconds)
         except BaseException:
             await worker.end()
             raise

@@ -3,10 +3,9 @@
 A question that comes from a browser may hold anything, so every value is checked here before it is used.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from asterism.calls import is_whole, quoted
 from asterism.errors import ConfigurationError, PatternError, shown
 from asterism.explore.cost import cost_by_length
 from asterism.explore.degrees import count_degrees
@@ -14,6 +13,7 @@ from asterism.explore.gallery import gallery
 from asterism.explore.machine import machine
 from asterism.explore.picture import MOST_CELLS, draw_part
 from asterism.explore.proof import prove
+from asterism.explore.values import Given, number, part
 from asterism.explore.vocabulary import vocabulary
 from asterism.patterns import Fourier, Mixer, Pattern, Schedule, parse_schedule
 from asterism.patterns.draw import check_queries
@@ -27,8 +27,6 @@ MOST_CHARACTERS = 20_000
 
 _MOST_LAYERS = 512
 """Of a schedule, each of which the page lists."""
-
-Given = Mapping[str, Any]
 
 
 def answer(given: object) -> dict[str, Any]:
@@ -52,8 +50,8 @@ def _machine(given: Given) -> dict[str, Any]:
 
 def _picture(given: Given) -> dict[str, Any]:
     """The schedule that a text means, and a part of one layer's mask for one head, which is the last if it has less."""
-    schedule, n = _schedule(given), _number(given, "length", 1, MOST_TOKENS)
-    layer = _number(given, "layer", 0, 2**31 - 1) % schedule.period
+    schedule, n = _schedule(given), number(given, "length", 1, MOST_TOKENS)
+    layer = number(given, "layer", 0, 2**31 - 1) % schedule.period
     mixer = schedule.layer(layer)
     told = _told(schedule, n, layer)
     if isinstance(mixer, Fourier):
@@ -63,27 +61,27 @@ def _picture(given: Given) -> dict[str, Any]:
         raise PatternError(
             "picture-queries", f"{queries:,} queries stand in the source: there must be 1 to {MOST_TOKENS:,}"
         )
-    head = min(_number(given, "head", 0, MOST_HEADS), mixer.heads - 1)
-    rows, columns = _part(given, "rows", queries), _part(given, "columns", n)
-    cells = _number(given, "cells", 1, MOST_CELLS)
+    head = min(number(given, "head", 0, MOST_HEADS), mixer.heads - 1)
+    rows, columns = part(given, "rows", queries), part(given, "columns", n)
+    cells = number(given, "cells", 1, MOST_CELLS)
     return told | {"head": head, "queries": queries, **draw_part(mixer, n, head, rows, columns, cells)}
 
 
 def _degrees(given: Given) -> dict[str, Any]:
-    mixer, n = _pattern(given), _number(given, "length", 1, MOST_TOKENS)
-    return count_degrees(mixer, n, min(_number(given, "head", 0, MOST_HEADS), mixer.heads - 1))
+    mixer, n = _pattern(given), number(given, "length", 1, MOST_TOKENS)
+    return count_degrees(mixer, n, min(number(given, "head", 0, MOST_HEADS), mixer.heads - 1))
 
 
 def _cost(given: Given) -> dict[str, Any]:
     """`prices` and `tiles` are the server's own, of the answer to `machine`."""
     pattern = _pattern(given)
-    heads = pattern.heads if pattern.heads > 1 else _number(given, "heads", 1, MOST_HEADS)
+    heads = pattern.heads if pattern.heads > 1 else number(given, "heads", 1, MOST_HEADS)
     dtype = "bfloat16" if given.get("dtype") == "bfloat16" else "float32"
     return {"heads": heads} | cost_by_length(pattern, heads, dtype, given["prices"], given["tiles"])
 
 
 def _certificate(given: Given) -> dict[str, Any]:
-    return prove(_schedule(given), _number(given, "length", 1, MOST_TOKENS))
+    return prove(_schedule(given), number(given, "length", 1, MOST_TOKENS))
 
 
 QUESTIONS: dict[str, Callable[[Given], dict[str, Any]]] = {
@@ -120,32 +118,10 @@ def _schedule(given: Given) -> Schedule:
 
 def _pattern(given: Given) -> Pattern:
     schedule = _schedule(given)
-    mixer = schedule.layer(_number(given, "layer", 0, 2**31 - 1))
+    mixer = schedule.layer(number(given, "layer", 0, 2**31 - 1))
     if isinstance(mixer, Fourier):
         raise PatternError("fourier-not-a-pattern", "fourier() has no pairs to count")
     return mixer
-
-
-def _number(given: Given, name: str, least: int, most: int) -> int:
-    value = given.get(name)
-    if not is_whole(value, least, most):
-        raise ConfigurationError(
-            "number-out-of-range", f"{name} must be a whole number from {least:,} to {most:,}, got {_short(value)}"
-        )
-    return int(value)  # type: ignore[arg-type]  # is_whole says so
-
-
-def _short(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 2**63 else quoted(shown(value))
-
-
-def _part(given: Given, name: str, tokens: int) -> tuple[int, int]:
-    """A range of tokens, cut to those that there are; at least one token."""
-    value = given.get(name)
-    if not (isinstance(value, list) and len(value) == 2 and all(is_whole(one, -(2**40), 2**40) for one in value)):
-        raise ConfigurationError("part-form", f"{name} must be two whole numbers, got {quoted(shown(value))}")
-    start = min(max(value[0], 0), tokens - 1)
-    return start, min(max(value[1], start + 1), tokens)
 
 
 def _told(schedule: Schedule, n: int, layer: int) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from starlette.staticfiles import StaticFiles
 
 from asterism.errors import AsterismError
 from asterism.explore.guard import MOST_BYTES, Guard
+from asterism.explore.model_process import QUESTIONS as MODEL_QUESTIONS
+from asterism.explore.model_process import ModelProcess
 from asterism.explore.pool import Pool, Worker, refusal
+from asterism.explore.subject import Subject
 
 HOST = "127.0.0.1"
 
@@ -33,10 +36,11 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class Answers:
-    """Asks the pool, and knows the prices of this machine, which are read once in a process of their own."""
+    """Asks the pool and the process with the model, and knows the prices of this machine, which are read once in a
+    process of their own."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, pool: Pool, model: ModelProcess) -> None:
+        self.pool, self.model = pool, model
         self.machine: asyncio.Task[dict[str, Any]] | None = None
 
     async def _read_machine(self) -> dict[str, Any]:
@@ -50,18 +54,23 @@ class Answers:
             return refusal("no-prices", "the prices of this machine cannot be read; `asterism bench` says why")
 
     def begin(self) -> None:
-        """Begin to read the prices."""
+        """Begin to read the prices and the model."""
+        self.model.begin()
         self.machine = asyncio.create_task(self._read_machine())
 
     async def end(self) -> None:
         """Stop reading them."""
+        await self.model.end()
         if self.machine is not None:
             self.machine.cancel()
             await asyncio.gather(self.machine, return_exceptions=True)
 
     async def answer(self, question: Any) -> dict[str, Any]:
         """The answer or the refusal."""
-        if not isinstance(question, dict) or question.get("question") not in ("machine", "cost"):
+        name = question.get("question") if isinstance(question, dict) else None
+        if name in MODEL_QUESTIONS:
+            return await self.model.ask(question)
+        if name not in ("machine", "cost"):
             return await self.pool.ask(question)
         if self.machine is None or not self.machine.done():
             return refusal("prices-wait", "the prices of this machine are being read")
@@ -77,9 +86,9 @@ class Answers:
         return {"answer": found["answer"] | facts} if "answer" in found else found
 
 
-def make_app(port: int, patience: float = PATIENCE) -> Starlette:
-    """The application that answers at this port."""
-    answers = Answers(Pool(_WORKERS, patience))
+def make_app(port: int, patience: float = PATIENCE, subject: Subject | None = None) -> Starlette:
+    """The application that answers at this port, about patterns and about the model of the subject."""
+    answers = Answers(Pool(_WORKERS, patience), ModelProcess(subject))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -125,8 +134,10 @@ async def _question(request: Request) -> Any:
         return None
 
 
-def serve(port: int, patience: float, ready: Callable[[str], None]) -> None:
+def serve(port: int, patience: float, ready: Callable[[str], None], subject: Subject | None = None) -> None:
     """Serve the page on 127.0.0.1 until the process is interrupted; `ready` is told its address.
+
+    The page also shows what the model of the subject reads.
 
     Port 0 takes a free one. Raises AsterismError for a port that is taken.
     """
@@ -139,7 +150,9 @@ def serve(port: int, patience: float, ready: Callable[[str], None]) -> None:
                 "port-taken", f"port {port} of {HOST} cannot be used ({error.strerror}): name another, or 0 for any"
             ) from None
         found = listening.getsockname()[1]
-        server = _Server(uvicorn.Config(make_app(found, patience), log_level="warning", access_log=False, ws="none"))
+        server = _Server(
+            uvicorn.Config(make_app(found, patience, subject), log_level="warning", access_log=False, ws="none")
+        )
         server.ready = lambda: ready(f"http://{HOST}:{found}/")
         server.run(sockets=[listening])
 

@@ -32,6 +32,7 @@ from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.slots import Positions, of_slots
 from asterism.kernels.terms.terms import Terms, check_by_distance, expanded
 from asterism.kernels.transforms import is_transformed
+from asterism.kernels.watching import show
 from asterism.patterns import Pattern, require_prefix_stable
 from asterism.patterns.by_text import by_text, remember
 
@@ -112,15 +113,35 @@ def attend(
     use the same implementation, whatever the load, the thread or the grad mode. Raises KernelError for tensors that do
     not fit each other or the implementation, and PatternError for a pattern that cannot be used.
     """
-    text = _text(pattern)
+    marks = key_mask, segments
+    operands = operands_of(q, k, v, pattern, marks, query_offset, cu_seqlens, (scale, terms), return_lse)
+    if not torch.compiler.is_compiling():
+        show(operands)
+    return _results(choose(operands, implementation).run(operands), return_lse)
+
+
+def operands_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    marks: tuple[Tensor | None, Tensor | None],
+    query_offset: int | None,
+    cu_seqlens: Tensor | Sequence[int] | None,
+    scores: tuple[float | None, Terms | None],
+    return_lse: bool = True,
+) -> Operands:
+    """The arguments of `attend` as operands, checked: q [B, H, Nq, D], with dtypes and errors as there.
+
+    `marks` are (key_mask, segments), `scores` are (scale, terms).
+    """
+    text, (key_mask, segments) = _text(pattern), marks
     check_types(q=q, k=k, v=v, key_mask=key_mask, segments=segments)
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v, key_mask, segments)
     if cu_seqlens is not None:
         text = pattern_of_documents(text, cu_seqlens, (q.shape[2], k.shape[2]), q.device, query_offset)
-    marks = key_mask, segments
-    operands = _checked(q, k, v, text, marks, query_offset, scale, terms, return_lse=return_lse)
-    return _results(choose(operands, implementation).run(operands), return_lse)
+    return _checked(q, k, v, text, marks, query_offset, *scores, return_lse=return_lse)
 
 
 def attend_part(

@@ -365,6 +365,19 @@ def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tens
     lse.index_copy_(3, write, new_lse)
 
 
+def _with_nowhere(lse: Tensor) -> Tensor:
+    """The log-sum-exp [B, K, G, Nq + 1] by which all weights of a query are 0 that reads nothing, or is padding."""
+    nowhere = lse.new_full((*lse.shape[:-1], 1), math.inf)
+    return torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
+
+
+def _weights(work: _Work, block: _TileRows, scores: Tensor, lse: Tensor) -> Tensor:
+    """The weights [B, K, R, G * T, C * T], in place of the scores of a block, by `_with_nowhere`."""
+    own, members = work.heads(block.head)
+    block_lse = _fold(_take(lse[:, own, members], 3, block.write))
+    return scores.sub_(block_lse[..., None]).exp_()
+
+
 def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, wanted: Wanted) -> Gradients:
     """Gradients of q, k, v, bias and relative in the wide dtype; delta [B, K, G, Nq] is that of `Rounded`."""
     q, tile, wide, workspace = work.q, work.program.tile, work.wide, work.workspace
@@ -373,14 +386,12 @@ def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, 
         torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and is_wanted else None
         for x, is_wanted in zip(operands, wanted, strict=True)
     )
-    nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
-    lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
+    lse = _with_nowhere(lse)
     for block in work.blocks():
         own, members = work.heads(block.head)
         tokens = work.gather(block)
-        block_lse = _fold(_take(lse[:, own, members], 3, block.write))
         scores, slope = work.scores(tokens)
-        weights = scores.sub_(block_lse[..., None]).exp_()
+        weights = _weights(work, block, scores, lse)
         block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
         read, keys = block.read.flatten(), block.keys.flatten()
         if grad_v is not None:
@@ -411,6 +422,32 @@ def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, 
                 part += (by_distance @ work.operands.relative).to(wide)
             grad_q[:, own, members].index_add_(3, read, _unfold(part, tile))
     return gradients
+
+
+class TileWeights(NamedTuple):
+    """Softmax weights of a few tile rows, [B, K', R, G', T, C * T], wide, for some key heads and some of their query
+    heads, with the tokens: queries [R, T] and keys [R, C * T], int64. They are 0 where there is no token, or no pair.
+    """
+
+    heads: tuple[slice, slice]
+    queries: Tensor
+    keys: Tensor
+    weights: Tensor
+
+
+def weights_of_tiles(operands: Operands, lse: Tensor) -> Iterator[TileWeights]:
+    """The weights of all pairs, a few tile rows at a time, from the log-sum-exp [B, H, Nq], wide; inf there leaves a
+    query out. The operands are as a kernel gets them, without sinks and dropout; their values are not read.
+
+    A tensor is valid until the next one is made.
+    """
+    work = _work(operands)
+    lse = _with_nowhere(lse.unflatten(1, (-1, operands.group)))
+    for block in work.blocks():
+        heads = work.heads(block.head)
+        scores, _ = work.scores(work.gather(block))
+        weights = _weights(work, block, scores, lse)
+        yield TileWeights(heads, block.read, block.keys, weights.unflatten(3, (-1, work.program.tile)))
 
 
 # --- the operator ----------------------------------------------------------------------------------------------------

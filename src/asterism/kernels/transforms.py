@@ -4,7 +4,8 @@ Under them, tensors carry more than their numbers (a tangent, a hidden axis), wh
 drop in silence. So a kernel says what it can: differentiate once, and see a hidden axis as part of the batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -19,9 +20,26 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+_PLAIN = [False]
+"""Whether a graph that is exported now is for programs without this library."""
+
+
 def is_for_onnx() -> bool:
-    """Whether torch.onnx.export is at work, which knows no operators of this library; torch.compile can trace this."""
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+    """Whether a graph is exported that may have no operators of this library, such as by torch.onnx.export.
+
+    torch.compile can trace this.
+    """
+    return torch.compiler.is_exporting() and (torch.onnx.is_in_onnx_export() or _PLAIN[0])
+
+
+@contextmanager
+def without_own_operators() -> Iterator[None]:
+    """Graphs that torch.export makes within the body have PyTorch's operators alone, as those for ONNX."""
+    before, _PLAIN[0] = _PLAIN[0], True
+    try:
+        yield
+    finally:
+        _PLAIN[0] = before
 
 
 def refuse_tangents(name: str) -> NoReturn:

@@ -4,5 +4,6 @@ from asterism.compiler.devices import needed_keys
 from asterism.parallel.attention import attend
 from asterism.parallel.batches import shard
 from asterism.parallel.context import SequenceParallel, sequence_parallel, sharding
+from asterism.parallel.turns import share
 
-__all__ = ["SequenceParallel", "attend", "needed_keys", "sequence_parallel", "shard", "sharding"]
+__all__ = ["SequenceParallel", "attend", "needed_keys", "sequence_parallel", "shard", "share", "sharding"]

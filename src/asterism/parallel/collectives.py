@@ -5,7 +5,8 @@ have joined. What autograd calls on the way back is the same on all ranks, too.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,30 @@ def rank_of(group: ProcessGroup | None = None) -> int:
 def size_of(group: ProcessGroup | None = None) -> int:
     """How many processes are in the group."""
     return dist.get_world_size(group)
+
+
+def has_processes() -> bool:
+    """Whether several processes have joined."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def everyone() -> ProcessGroup:
+    """The group of all processes that have joined."""
+    group: Any = dist.group.WORLD
+    assert group is not None, "asked only where processes have joined"
+    return cast(ProcessGroup, group)
+
+
+def neighbours(size: int, timeout: timedelta) -> ProcessGroup:
+    """A new group of this process and its neighbours: the first `size` processes, or the next, and so on. All processes
+    that have joined call it."""
+    group, _ = dist.new_subgroups(size, timeout=timeout)
+    return group
+
+
+def leave(group: ProcessGroup) -> None:
+    """End a group that `neighbours` made."""
+    dist.destroy_process_group(group)
 
 
 def meeting_device(group: ProcessGroup | None, device: torch.device | None) -> torch.device:

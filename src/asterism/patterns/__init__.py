@@ -44,6 +44,7 @@ from asterism.patterns.published import (
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
 from asterism.patterns.text import as_schedule, in_full, layer_mixers, mixer_counts, parse, parse_schedule
+from asterism.patterns.tree import parents_in_row, tree
 
 __all__ = [
     "Fourier",
@@ -74,6 +75,7 @@ __all__ = [
     "mixer_counts",
     "longformer",
     "merge",
+    "parents_in_row",
     "parse",
     "parse_schedule",
     "part",
@@ -90,6 +92,7 @@ __all__ = [
     "star_transformer",
     "stride",
     "strided",
+    "tree",
     "window",
     "yun_fixed",
     "yun_random",

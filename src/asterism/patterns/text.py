@@ -25,6 +25,7 @@ from asterism.patterns.part import part
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
+from asterism.patterns.tree import tree
 
 VOCABULARY: dict[str, Callable[..., Pattern]] = {
     function.__name__: function
@@ -44,6 +45,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         primitives.per_head,
         primitives.shifted,
         documents,
+        tree,
         across,
         part,
         published.strided,
@@ -135,10 +137,18 @@ def in_full(mixers: Any) -> Any:
         return mixers
 
 
-def mentions(text: str, name: str) -> bool:
-    """Whether a name stands in a text: `mentions("native | causal()", "native")`."""
-    tree = expression(text)
-    return tree is not None and any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+def mentions(text: str, name: str, outside: str | None = None) -> bool:
+    """Whether a name stands in a text: `mentions("native | causal()", "native")`; with `outside`, anywhere but within
+    a call of that name."""
+    read = expression(text)
+    open_: list[ast.AST] = [] if read is None else [read]
+    while open_:
+        node = open_.pop()
+        if isinstance(node, ast.Name) and node.id == name:
+            return True
+        if not (isinstance(node, ast.expr) and outside is not None and _calls(node, outside)):
+            open_ += ast.iter_child_nodes(node)
+    return False
 
 
 def bind(text: str, name: str, pattern: Pattern) -> str:

@@ -6,11 +6,12 @@ import { showCost } from "./cost.js";
 import { showGallery } from "./gallery.js";
 import { Panel } from "./panel.js";
 import { Proof } from "./proof.js";
+import { ModelReading } from "./reading.js";
 import { read, state, write } from "./state.js";
 
 const find = (id) => document.getElementById(id);
 const SECTIONS = ["cost", "proof", "gallery", "keys"];
-let panels = [], proof, entries = [], galleryShown = false;
+let panels = [], proof, reading, entries = [], galleryShown = false;
 
 const remember = settled(120, write);
 const costs = settled(420, computeCosts);
@@ -63,7 +64,7 @@ function show() {
 }
 
 function repaint() {
-  for (const mask of [...panels.map((panel) => panel.mask), proof.mask]) mask.repaint();
+  for (const mask of [...panels.map((panel) => panel.mask), proof.mask, reading.mask]) mask.repaint();
 }
 
 function listen() {
@@ -119,6 +120,7 @@ function listen() {
   window.addEventListener("hashchange", () => {
     read();
     show();
+    reading.restore();
   });
 }
 
@@ -151,8 +153,10 @@ async function start() {
   proof = new Proof(remember);
   find("words").append(...vocabulary.flatMap((word) => [
     element("dt", {}, `${word.name}(${word.arguments.join(", ")})`), element("dd", {}, word.meaning)]));
+  reading = new ModelReading(remember);
   listen();
   show();
+  reading.start();
 }
 
 start();

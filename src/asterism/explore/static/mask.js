@@ -19,15 +19,16 @@ function ramp() {
 }
 
 export class Mask {
-  // `moved(view)` is told where somebody moved to, and `looked(text)` what is under the pointer.
-  constructor(canvas, moved, looked) {
-    Object.assign(this, { canvas, moved, looked, data: null, view: null, extent: 1, marks: null, fresh: null });
+  // `moved(view)` is told where somebody moved to, `looked(text)` what is under the pointer, and `picked(query)` which
+  // query was clicked. `describe(cell, queries, keys)` says what a cell is, where that is not whether it is allowed.
+  constructor(canvas, moved, looked, { picked = () => {}, describe = null } = {}) {
+    Object.assign(this, { canvas, moved, looked, picked, describe, data: null, view: null, extent: 1, marks: null, fresh: null });
     this.context = canvas.getContext("2d");
     new ResizeObserver(() => this.draw()).observe(canvas);
     canvas.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.#hold(event));
     canvas.addEventListener("pointermove", (event) => this.#move(event));
-    canvas.addEventListener("pointerup", () => this.#release());
+    canvas.addEventListener("pointerup", (event) => this.#release(event));
     canvas.addEventListener("pointercancel", () => this.#release());
     canvas.addEventListener("pointerleave", () => this.looked(""));
     canvas.addEventListener("keydown", (event) => this.#key(event));
@@ -100,7 +101,11 @@ export class Mask {
     }
   }
 
-  #release() {
+  #release(event = null) {
+    if (event && this.held && Math.hypot(event.clientX - this.held.x, event.clientY - this.held.y) < 4) {
+      const { q, inside } = this.#token(event);
+      if (inside) this.picked(Math.floor(q));
+    }
     this.held = null;
     this.canvas.classList.remove("held");
   }
@@ -124,6 +129,7 @@ export class Mask {
     if (row < 0 || column < 0) return "";
     const level = data.levels[row * (data.columns.length - 1) + column];
     const queries = range(data.rows, row), keys = range(data.columns, column);
+    if (this.describe) return this.describe(row * (data.columns.length - 1) + column, queries, keys);
     const one = !`${queries}${keys}`.includes("to");
     if (one) return `query ${queries}, key ${keys}: ${level === 255 ? "may attend" : "may not attend"}`;
     const share = level === 0 ? "no pair" : level === 255 ? "every pair" : `${data.exact ? "" : "about "}${percent(level / 255)} of the pairs`;

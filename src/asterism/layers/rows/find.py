@@ -14,6 +14,7 @@ from asterism.layers.rows.meeting import Said, meet
 from asterism.layers.rows.padding import Packing, count_positions, is_known_full, real_tokens
 from asterism.layers.rows.rows import Rows, check_documents
 from asterism.layers.rows.sharded import ShardedRows
+from asterism.layers.rows.trees import Parents, find_trees
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.context import own_range, shards_of
 
@@ -124,6 +125,7 @@ def find_rows(
     position_ids: Tensor | None = None,
     cu_seqlens: Tensor | Sequence[int] | None = None,
     *,
+    parents: Parents | None = None,
     cache: Any = None,
     looks: bool = True,
 ) -> Rows:
@@ -138,11 +140,18 @@ def find_rows(
     """
     said = Said(tokens, attention_mask, position_ids, cu_seqlens)
     if (context := sharding()) is not None:
+        if parents is not None:
+            raise ConfigurationError(
+                "parents-in-shards",
+                "parents cannot be given within sequence_parallel: call the model outside of it, or divide the trees"
+                " among processes",
+            )
         return _sharded(context, said, cache)
-    if cache is not None and (position_ids is not None or cu_seqlens is not None):
+    if cache is not None and any(given is not None for given in (position_ids, cu_seqlens, parents)):
         raise ConfigurationError(
             "cache-with-positions",
-            "a cache continues one sequence in each row and counts its tokens: leave out position_ids and cu_seqlens",
+            "a cache continues one sequence in each row and counts its tokens: leave out position_ids, cu_seqlens and"
+            " parents",
         )
     batch, new = tokens.shape[:2]
     seen = 0 if cache is None else cache.get_seq_length()
@@ -151,6 +160,9 @@ def find_rows(
         # The padding of earlier columns is already in the cache; a mask may leave them out.
         earlier = 0 if attention_mask.shape[-1] == new else seen
         mask = real_tokens(attention_mask, batch, earlier, new)[:, earlier:]
+    if parents is not None:
+        trees = find_trees(parents, cu_seqlens, position_ids, mask, tokens)
+        return RowsHere(trees.positions, documents=trees.forest, mask=mask)
     documents = find_documents(position_ids, cu_seqlens, mask, tokens)
     if documents is not None:
         return RowsHere(documents.positions, documents=documents.sizes, mask=mask)

@@ -11,7 +11,9 @@ from asterism import kernels
 from asterism.kernels.fourier import fourier
 from asterism.layers.rows.padding import Packing, cut_into_rows, lay_end_to_end
 from asterism.layers.rows.rows import Rows, in_documents
+from asterism.layers.rows.trees import refuse_distances
 from asterism.patterns import Pattern
+from asterism.patterns.forest import Forest
 
 
 @dataclass(eq=False)
@@ -51,6 +53,8 @@ class RowsHere(Rows):
         if sizes is None:
             key_mask = None if self._goes_by_length(pattern) else self.real
             return kernels.attend(q, k, v, pattern, key_mask=key_mask, segments=self.segments, **options)
+        if isinstance(sizes, Forest):
+            refuse_distances(options.get("terms"))
         segments = None if self.segments is None else self.segments.reshape(1, -1)
         q_laid, k_laid, v_laid = map(lay_end_to_end, (q, k, v))
         laid = kernels.attend(q_laid, k_laid, v_laid, in_documents(pattern, sizes), segments=segments, **options)

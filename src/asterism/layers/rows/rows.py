@@ -15,7 +15,10 @@ from asterism.errors import ConfigurationError
 from asterism.kernels.packed import one_after_another
 from asterism.layers.kept import NewTokens
 from asterism.layers.rows.padding import documents_of_rows
+from asterism.layers.rows.trees import in_trees
 from asterism.patterns import Pattern, documents
+from asterism.patterns.forest import Forest
+from asterism.patterns.tree import along_paths
 
 
 @dataclass(eq=False)
@@ -28,7 +31,8 @@ class Rows:
     lengths    how many tokens of each whole row are real, where a pattern whose rule depends on the length is laid over
                each row's own; None where all rows have one
     documents  the lengths of the documents in the rows, through all whole rows laid end to end, each of which follows
-               the pattern by itself; None where each row is one sequence
+               the pattern by itself; or a Forest, the trees in them, whose paths do; None where each row is one
+               sequence
     segments   int [B, N]: a query reads only keys of its own segment; None for no such rule
     tokens     which of the tokens that a cache counts these are; None without a cache
     front      how many of the N tokens are learned ones, before those of the batch
@@ -38,7 +42,7 @@ class Rows:
     positions: Tensor
     real: Tensor | None = None
     lengths: tuple[int, ...] | None = None
-    documents: tuple[int, ...] | None = None
+    documents: tuple[int, ...] | Forest | None = None
     segments: Tensor | None = None
     tokens: NewTokens | None = None
     front: int = 0
@@ -129,7 +133,7 @@ class Rows:
     def _goes_by_length(self, pattern: Pattern) -> bool:
         return self.lengths is not None and pattern.depends_on_length
 
-    def _documents_under(self, pattern: Pattern, tokens: int) -> tuple[int, ...] | None:
+    def _documents_under(self, pattern: Pattern, tokens: int) -> tuple[int, ...] | Forest | None:
         """Of what whole rows of so many tokens, laid end to end, are documents; None where each is a whole sequence."""
         if self.documents is not None:
             return self.documents
@@ -154,6 +158,8 @@ def check_documents(lengths: Sequence[int] | None, documents: Sequence[int] | No
         )
 
 
-def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
-    """`documents(pattern, *sizes)`."""
+def in_documents(pattern: Pattern, sizes: tuple[int, ...] | Forest) -> Pattern:
+    """`documents(pattern, *sizes)`, or the pattern along the paths of trees."""
+    if isinstance(sizes, Forest):
+        return along_paths(sizes, pattern) if torch.compiler.is_compiling() else in_trees(pattern, sizes)
     return documents(pattern, *sizes) if torch.compiler.is_compiling() else one_after_another(pattern, sizes)

@@ -20,6 +20,7 @@ from asterism.parallel.collectives import all_tokens, counted_once, nothing_of, 
 from asterism.parallel.context import resumed
 from asterism.parallel.fourier import fourier_of_rows
 from asterism.patterns import Pattern
+from asterism.patterns.forest import Forest
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,7 +57,7 @@ class ShardedRows(Rows):
 
     def longest(self, limit: int) -> int:
         if self.documents is not None:
-            return max(self.documents, default=0)
+            return max(_lengths(self.documents), default=0)
         return self.shards.length if self.lengths is None else max(self.lengths, default=0)
 
     @contextmanager
@@ -81,7 +82,7 @@ class ShardedRows(Rows):
         sizes = self._documents_under(pattern, self.shards.length)
         with self._among_ranks():
             if sizes is not None:
-                return self._attend_by_row((q, k, v), pattern, sizes, options)
+                return self._attend_by_row((q, k, v), pattern, _lengths(sizes), options)
             key_mask = None if self._goes_by_length(pattern) else self.real
             return parallel.attend(q, k, v, pattern, key_mask=key_mask, segments=self.segments, **options)
 
@@ -172,3 +173,9 @@ class ShardedRows(Rows):
     def bind(self, hidden: Tensor, weight: Tensor) -> Tensor:
         # A rank that computes no pair has no gradient of what only pairs read, but 0, so that ranks can add them.
         return hidden + nothing_of(weight).sum().to(hidden.dtype)
+
+
+def _lengths(documents: tuple[int, ...] | Forest) -> tuple[int, ...]:
+    """The lengths of documents, which are no trees: `find_rows` refuses these."""
+    assert not isinstance(documents, Forest)
+    return documents

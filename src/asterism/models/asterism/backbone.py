@@ -115,6 +115,7 @@ class AsterismModel(AsterismPreTrainedModel):
         dropout_seed: int | None = None,
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+        parents: torch.Tensor | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         with_rows: bool = False,
     ) -> BackboneOutput:
@@ -131,6 +132,10 @@ class AsterismModel(AsterismPreTrainedModel):
         position_ids     int64 [B or 1, N]: 0, 1, 2, ..., restarting at 0 with each document packed into the row; or
         cu_seqlens       [documents + 1]: borders of documents, as in `attend`, equal in every row. Each document is
                          read as if it were alone. Neither can be used with padding or a cache.
+        parents          whole numbers [N] or [B, N]: each token is read behind its parent, the token in this column, as
+                         the path from its root were alone; -1 for a root. With cu_seqlens, borders of trees, they count
+                         from the first token of their tree. A causal model only, without padding or a cache, and with
+                         positions that are added or rotary.
         with_rows        whether the output includes the Rows, for a head
 
         Raises ConfigurationError for more tokens than the model has positions, for a cache of another kind, for a cache
@@ -139,7 +144,7 @@ class AsterismModel(AsterismPreTrainedModel):
         self._refuse_unknown({"output_attentions": output_attentions})
         embedded = self._embed(input_ids, inputs_embeds, token_type_ids)
         cache, dropouts = self._find_cache(past_key_values, use_cache), self._dropouts(dropout_seed)
-        rows = self._find_rows(embedded, attention_mask, cache, position_ids, cu_seqlens)
+        rows = self._find_rows(embedded, attention_mask, cache, position_ids, cu_seqlens, parents)
         last, states = self._run(rows, embedded, cache, dropouts, output_hidden_states)
         return BackboneOutput(
             last_hidden_state=last,
@@ -179,11 +184,18 @@ class AsterismModel(AsterismPreTrainedModel):
         cache: Cache | None,
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+        parents: torch.Tensor | Sequence[int] | None = None,
     ) -> Rows:
         """Where embedded tokens [B, N, ...] stand. Raises ConfigurationError for documents that would be read across,
         and for more tokens than there are positions."""
         looks = self.reads_padding or self.by_length or cache is not None
-        rows = find_rows(embedded, attention_mask, position_ids, cu_seqlens, cache=cache, looks=looks)
+        if parents is not None and not all(pattern.is_causal for pattern in self.config.layer_patterns()):
+            raise ConfigurationError(
+                "tree-not-causal",
+                "parents are given, but this model reads the future, which differs among the sequences that share a"
+                " token: give each sequence a row",
+            )
+        rows = find_rows(embedded, attention_mask, position_ids, cu_seqlens, parents=parents, cache=cache, looks=looks)
         if rows.documents is not None and (reason := self._cannot_pack()):
             raise ConfigurationError(
                 "documents-not-packable", f"{reason}, so documents cannot be packed into rows: give each document a row"

@@ -31,14 +31,17 @@ from asterism.models.drop_in.native import check_asked
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
+from asterism.models.drop_in.trees import check_tree, trees_of
 from asterism.patterns import parse, require_causal, window
 
 
 class Rule(NamedTuple):
-    """A layer's pattern as text, and whether the rows of a batch must follow it at their own lengths."""
+    """A layer's pattern as text, whether the rows of a batch must follow it at their own lengths, and whether their
+    tokens are a tree."""
 
     text: str
     depends_on_length: bool
+    has_tree: bool
 
 
 class LayerCall(NamedTuple):
@@ -87,6 +90,10 @@ def pattern_attention(
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
     asked = LayerCall(rule, tokens, scaling, read_terms(others, dropout))
+    if rule.has_tree:
+        shape = query.shape[0], query.shape[2]
+        check_tree(rule.text, documents, shape, tokens, asked.terms, has_cache=pattern_cache is not None)
+        documents = None  # the runs along the paths of the tree
     if tokens.call is not None:
         return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
     if is_sharded():
@@ -123,7 +130,7 @@ def layer_rule(module: Any, tokens: LayerTokens) -> Rule:
 
 
 @torch.compiler.assume_constant_result
-def _constant_rule(*question: Any) -> tuple[str, bool]:
+def _constant_rule(*question: Any) -> tuple[str, bool, bool]:
     """As `_complete_rule`; nothing for torch.compile to look into."""
     return _complete_rule(*question)
 
@@ -131,13 +138,13 @@ def _constant_rule(*question: Any) -> tuple[str, bool]:
 @remembering_few(1024)
 def _complete_rule(
     texts: str | tuple[str, ...] | None, number: int, layers: int, causal: bool, own_window: int | None
-) -> tuple[str, bool]:
+) -> tuple[str, bool, bool]:
     pattern = read_patterns(texts, layers)[number]
     if own_window is not None:
         pattern = pattern & (window(own_window - 1) if causal else window(own_window, own_window))
     if causal:
         require_causal(pattern)
-    return pattern.text, pattern.depends_on_length
+    return pattern.text, pattern.depends_on_length, bool(trees_of(pattern))
 
 
 def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall) -> torch.Tensor:

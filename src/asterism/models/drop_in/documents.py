@@ -66,8 +66,8 @@ def from_mask(reads: Callable[..., torch.Tensor], rows: int, tokens: int, device
 
 
 _IN_GRAPHS = (
-    "the model's mask keeps documents apart (position_ids that start again), and a compiled graph cannot be one for"
-    " all boundaries: do not compile, or give one sequence per row"
+    "the model's mask keeps documents apart (position_ids that start again, or those of a tree), and a compiled graph"
+    " cannot be one for all boundaries: do not compile, or give one sequence per row"
 )
 
 

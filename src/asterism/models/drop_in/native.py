@@ -19,6 +19,7 @@ from asterism.models.drop_in.field import read_patterns
 from asterism.models.drop_in.places import Kind, Local, Place, find_attention, is_causal, makes_windows
 from asterism.patterns import Pattern, blocks, causal, dense, window
 from asterism.patterns.text import bind, mentions
+from asterism.patterns.tree import Tree
 
 NAME = "native"
 """What stands in a text for the pattern that a layer has by itself."""
@@ -78,8 +79,16 @@ def mentions_native(given: object) -> bool:
 def with_native(given: str | Sequence[Pattern | str], own: Sequence[Pattern]) -> list[str]:
     """The text of each layer's pattern, where `native` in what was given stands for the layer's own.
 
-    Raises what `read_patterns` raises.
+    Raises what `read_patterns` raises, and ConfigurationError for a tree next to `native`: the one counts along paths,
+    the other along the row.
     """
+    texts = [given] if isinstance(given, str) else [one for one in given if isinstance(one, str)]
+    if any(mentions(text, Tree.keyword) and mentions(text, NAME, outside=Tree.keyword) for text in texts):
+        raise ConfigurationError(
+            "native-outside-tree",
+            "native stands outside of the tree, where a window counts the tokens of the row and not those of a path:"
+            ' write tree(..., pattern=native), as packed.pattern("native") does for tree_of',
+        )
     layers = len(own)
     if isinstance(given, str):
         return [read_patterns(bind(given, NAME, pattern), layers)[number].text for number, pattern in enumerate(own)]

@@ -128,7 +128,7 @@ _UNFIT = {
 """What in a configuration forbids a pattern, and what it means."""
 
 
-_ATTENDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+ATTENDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 """Types of layers that attend and do nothing else among tokens."""
 
 
@@ -153,7 +153,7 @@ def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
             "several-models",
             f"{_a(model)} consists of several models; give the pattern to one of them{_parts(model, named)}",
         )
-    if others := sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS):
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - ATTENDS):
         raise ConfigurationError(
             "other-mixers",
             f"{_a(model)} has layers other than attention (of type {', '.join(others)}), which a pattern cannot"

@@ -175,7 +175,7 @@ def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
     labels = {name: given.pop(name, None) for name in ("labels", "shift_labels")}
     if all(value is None for value in labels.values()):
         return None
-    name = next((wanted for end, wanted in _TARGETS.items() if type(model).__name__.endswith(end)), None)
+    name = target_of(model)
     if name is None:
         raise ConfigurationError(
             "loss-not-of-tokens",
@@ -185,6 +185,12 @@ def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
     if labels[name] is None:
         refuse_shifting("labels", "shift_labels")
     return labels[name]
+
+
+def target_of(model: Any) -> str | None:
+    """The argument with the targets of a model's columns; None for a model whose loss is not one per token."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return next((wanted for end, wanted in _TARGETS.items() if type(base).__name__.endswith(end)), None)
 
 
 def _classes(model: PreTrainedModel) -> int:

@@ -32,6 +32,7 @@ from asterism.models.drop_in.native import (
 from asterism.models.drop_in.own_configuration import own_configuration
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
+from asterism.models.drop_in.trees import check_tree_pattern
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -86,6 +87,8 @@ def use_pattern(
     - Attention dropout in training follows the configuration. Every layer draws a seed from torch's generator, like
       every other dropout of the model, so torch.manual_seed, gradient checkpointing and a resumed Trainer drop the same
       pairs.
+    - A tree (`packed.pattern()` of `tree_of`) needs position_ids=packed.position_ids and use_cache=False. A model's own
+      windows then count along the paths: `packed.pattern("native")`.
     - Within `sequence_parallel` the model takes one shard from asterism.parallel.shard, without a cache; positions and
       the loss of tokens are those of the whole sequence.
     - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache by itself.
@@ -179,7 +182,9 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     for rule in read_patterns(config.asterism_pattern, len(modules)):
         rule.check_heads(config.num_attention_heads)
         require_self_attention(rule, type(model).__name__)
-        if is_causal(model, modules):
+        hides_future = is_causal(model, modules)
+        check_tree_pattern(rule, hides_future, read_native_window(config) == "intersect")
+        if hides_future:
             require_causal(rule)
     if read_native_window(config) == INCLUDED and (texts := vars(config).get(OWN_FIELD)) is not None:
         check_unchanged(texts, patterns_of(native_locals(model, modules), is_causal(model, modules)))

@@ -9,13 +9,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED, shifted, without_first_tokens
-from asterism.layers.rows import is_sharded, refuse_shifting, with_given
+from asterism.layers.rows import Rows, is_sharded, refuse_shifting, with_given
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput
 from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.generation.sharded import generate_shards
 from asterism.models.heads.head import head_of
+from asterism.patterns.forest import Forest
 
 
 class AsterismForCausalLM(GeneratesTokens):
@@ -91,6 +92,7 @@ class AsterismForCausalLM(GeneratesTokens):
         rows, loss, ignored = outputs.rows, None, loss_arguments.get("ignore_index", IGNORED)
         if labels is not None and wanted is None:
             refuse_shifting("labels", "shift_labels")
+            _refuse_tree(rows)
             if rows.documents is not None:
                 labels = without_first_tokens(labels, rows.positions, ignored)
         if targets is not None and hasattr(self, "_loss_function"):  # one that a caller has set
@@ -103,4 +105,14 @@ class AsterismForCausalLM(GeneratesTokens):
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+        )
+
+
+def _refuse_tree(rows: Rows) -> None:
+    """Raises ConfigurationError where the token that follows in a row does not follow in a sequence."""
+    if isinstance(rows.documents, Forest):
+        raise ConfigurationError(
+            "tree-labels",
+            "labels cannot be given with parents, where several tokens may follow one: take logits[0, packed.index]"
+            " and packed.labels of tree_of for the loss",
         )

@@ -85,12 +85,12 @@ class EncoderWithHead(AsterismPreTrainedModel):
 
     def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
         """Raises ConfigurationError for packed documents where a row must be one text."""
-        packed = inputs.get("position_ids") is not None or inputs.get("cu_seqlens") is not None
+        packed = any(inputs.get(name) is not None for name in ("position_ids", "cu_seqlens", "parents"))
         if packed and not self.reads_tokens:
             raise ConfigurationError(
                 "packed-rows-pooled",
                 f"{type(self).__name__} gives one answer per row: give each document a row, and leave out"
-                " position_ids and cu_seqlens",
+                " position_ids, cu_seqlens and parents",
             )
 
     def _add_head(self, config: AsterismConfig) -> None:

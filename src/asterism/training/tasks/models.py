@@ -109,7 +109,7 @@ def load_model(folder: Path, shape: PreTrainedConfig, answers: Answers[Any]) -> 
 
     Raises CheckpointError for weights that are missing, left over, damaged or pickled.
     """
-    _refuse_pickle(folder)
+    refuse_pickle(folder)
     with _readable(folder):
         before = labels_of(AutoConfig.from_pretrained(folder, **LOCAL))
         model, found = getattr(transformers, answers.architecture).from_pretrained(
@@ -191,7 +191,8 @@ def ends(config: PreTrainedConfig) -> bool:
     return getattr(config, "rope_parameters", None) is None
 
 
-def _refuse_pickle(folder: Path) -> None:
+def refuse_pickle(folder: Path) -> None:
+    """Raises CheckpointError for a model folder whose weights are in no other format."""
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
