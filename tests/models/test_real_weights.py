@@ -98,6 +98,22 @@ def test_a_real_bert_knows_what_is_alike_also_when_it_is_long_and_sparse(encoder
     assert torch.cosine_similarity(dense, sparse, dim=0) > 0.6
 
 
+def test_sentence_transformers_reads_a_long_document_as_blocks_of_the_old_length(bert, text, tmp_path):
+    """Each block of 512 tokens gets the positions of a row of its own, so the stock class on eight rows agrees."""
+    folder_of("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    import_checkpoint(bert, tmp_path / "long", length=4096, pattern="blocks(512)")
+    long = SentenceTransformer(str(tmp_path / "long"), device="cpu")
+    assert long.max_seq_length == 4096
+    ids = long.tokenizer(text, return_tensors="pt", truncation=True, max_length=4096).input_ids
+    assert ids.shape == (1, 4096)
+    with torch.no_grad():
+        rows = AutoModel.from_pretrained(bert).eval()(ids.view(8, 512)).last_hidden_state
+    expected = torch.nn.functional.normalize(rows.mean((0, 1)), dim=0)
+    assert (torch.from_numpy(long.encode(text)) - expected).abs().max() < 1e-5
+
+
 # --- a Llama ---------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ RUN_ELSEWHERE = {
 """Pages that another test runs from top to bottom, because it also looks at what has been made."""
 
 NEED_MODELS = (
+    "howto/embed.md",
     "howto/huggingface.md",
     "howto/trees.md",
     "howto/trainer.md",
