@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from asterism.errors import ConfigurationError
@@ -18,7 +18,7 @@ from asterism.models.generation.sharded import generate_shards
 from asterism.models.heads.head import head_of
 
 
-class AsterismForCausalLM(GeneratesTokens):
+class AsterismForCausalLM(GeneratesTokens, GenerationMixin):
     """AsterismModel with a linear layer for the logits of the next token.
 
     Raises ConfigurationError or PatternError for a configuration that is not causal.
