@@ -126,7 +126,9 @@ class Encoders(OwnAttention, ChecksConfiguration, ModelTesterMixin, unittest.Tes
         AsterismForQuestionAnswering,
     )
 
-    def _prepare_for_class(self, inputs: Any, model_class: type, return_labels: bool = False) -> dict[str, torch.Tensor]:
+    def _prepare_for_class(
+        self, inputs: Any, model_class: type, return_labels: bool = False
+    ) -> dict[str, torch.Tensor]:
         """BERT's test class gives labels for pre-training itself, too."""
         prepared: dict[str, torch.Tensor] = super()._prepare_for_class(inputs, model_class, return_labels)
         if return_labels and model_class is AsterismForPreTraining:

@@ -8,6 +8,7 @@ import sys
 import unittest
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,6 +114,7 @@ def _failing(test: Callable[..., Any], failure: Failure) -> Callable[..., None]:
 
     @wraps(test)
     def failing(self: unittest.TestCase) -> None:
+        self.subTest = nullcontext  # type: ignore[assignment]  # so that the first error of a part ends the test
         try:
             test(self)
         except unittest.SkipTest:

@@ -265,7 +265,8 @@ class PatternCacheLayer(CacheLayerMixin):
             raise ConfigurationError(
                 "crop-forgotten",
                 f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern} has forgotten: at"
-                f" most {self.restorable - seen.excess} tokens can be removed (PatternCache(..., restorable=n) allows n)",
+                f" most {self.restorable - seen.excess} tokens can be removed"
+                " (PatternCache(..., restorable=n) allows n)",
             )
         return less
 
