@@ -24,7 +24,7 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -93,6 +93,10 @@ cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, 
 
 devices-check: $(STAMP)  ## Runs of several processes: their curves on every mesh, and thirty of them with a worker killed (half an hour on one core)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/training/run/test_meshes.py tests/training/run/test_killed.py
+
+common-tests: $(STAMP)  ## The common tests of transformers over our models, ASTERISM_TRANSFORMERS_TESTS=clone of its repository (ten minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt parameterized
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -m common -rsx tests/common
 
 browser-check: $(STAMP)  ## The pages of explore and report in Chromium (CHROMIUM=path): speed, links, screenshots, accessibility (three minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[browser]"

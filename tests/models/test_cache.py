@@ -375,6 +375,49 @@ def test_all_can_be_taken_back_while_nothing_is_forgotten() -> None:
     walk(model, tokens, [("feed", 40), ("crop", 40), ("feed", 12), ("crop", 5), ("feed", 30)], restorable=0)
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("text", ["window(left=3)", "fixed(stride=8)", "interleave(causal(), window(left=2))"])
+def test_padding_is_taken_back_with_its_columns(text: str, seed: int) -> None:
+    """Rows with holes anywhere, fed in stretches of any length and taken back by any number of columns."""
+    model, tokens = small_model(text, position_type="rotary"), random_tokens(3, 40)
+    random = np.random.default_rng(seed)
+    mask = torch.from_numpy((random.random((3, 40)) < 0.6).astype(np.int64))
+    mask[:, 0] = 1
+    cache, seen, wrong = PatternCache(model.config), 0, (tokens + 1) % VOCABULARY
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask).logits
+        while seen < 40:
+            stop = min(seen + int(random.integers(1, 9)), 40)
+            guess = mask[:, :seen], torch.from_numpy(random.integers(2, size=(3, stop - seen)))
+            model(wrong[:, seen:stop], attention_mask=torch.cat(guess, dim=1), past_key_values=cache)
+            cache.crop(seen - stop)
+            back = int(random.integers(min(seen, 6) + 1))
+            cache.crop(-back)
+            seen -= back
+            logits = model(tokens[:, seen:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits
+            real = mask[:, seen:stop].bool()
+            torch.testing.assert_close(logits[real], expected[:, seen:stop][real], atol=1e-11, rtol=0)
+            assert cache.layers[0].lengths == tuple(mask[:, :stop].sum(dim=1).tolist())
+            seen = stop
+
+
+def test_rows_that_are_chosen_take_their_padding_with_them() -> None:
+    model, tokens = small_model("window(left=3)", position_type="rotary"), random_tokens(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[0, 8:], mask[1, 2:4] = 0, 0
+    cache = PatternCache(model.config)
+    with torch.no_grad():
+        model(tokens, attention_mask=mask, past_key_values=cache)
+        cache.reorder_cache(torch.tensor([1, 1, 0]))
+        cache.crop(-5)
+        assert cache.layers[0].lengths == (5, 5, 7)
+        chosen = tokens[[1, 1, 0]], mask[[1, 1, 0]]
+        logits = model(chosen[0][:, 7:], attention_mask=chosen[1], past_key_values=cache).logits
+        expected = model(chosen[0], attention_mask=chosen[1]).logits[:, 7:]
+    real = chosen[1][:, 7:].bool()
+    torch.testing.assert_close(logits[real], expected[real], atol=1e-11, rtol=0)
+
+
 def test_more_cannot_be_taken_back_than_the_pattern_remembers() -> None:
     layer = PatternCacheLayer(patterns.window(left=5), restorable=8)
     feed(layer, 30)

@@ -201,3 +201,13 @@ def test_padding_amid_a_row_is_refused(pattern: str) -> None:
     use_pattern(model, "window(left=4)", native_window="replace")
     mask[1, 3] = 1
     model(ids, attention_mask=mask)
+
+
+def test_router_logits_are_returned_with_a_pattern() -> None:
+    model = native_models.build("gpt_oss")
+    assert model is not None
+    tokens = torch.arange(12)[None] % model.config.vocab_size
+    expected = model.eval()(tokens, output_router_logits=True)
+    given = use_pattern(model)(tokens, output_router_logits=True)
+    torch.testing.assert_close(given.router_logits, expected.router_logits)
+    torch.testing.assert_close(given.aux_loss, expected.aux_loss)

@@ -13,24 +13,59 @@ from asterism.kernels import attend, decode_slots
 from asterism.memo import remembering
 from asterism.patterns import Pattern
 
+REMEMBERED = 64
+"""How many columns a cache remembers up to the last padding, so that they can be taken back."""
+
 
 class Seen(NamedTuple):
     """What a cache has seen, known on the host.
 
     lengths  how many real tokens of each row; one number where the rows are equally long
     columns  how many columns, padding included
-    padded   the last column that was padding in some row, counted from 1
+    padded   no column after this one was padding in any row, counted from 1
     excess   how many columns were taken back (`crop`) and not replaced yet
+    recent   of each row, the last columns up to `padded`, as text: 1 for a token, 0 for padding; empty if unknown
     """
 
     lengths: int | tuple[int, ...] = 0
     columns: int = 0
     padded: int = 0
     excess: int = 0
+    recent: tuple[str, ...] = ()
 
     def of(self, row: int) -> int:
         """How many real tokens a row has seen."""
         return self.lengths if isinstance(self.lengths, int) else self.lengths[row]
+
+    @property
+    def rows(self) -> int:
+        """How many rows differ in length or padding, as far as is known; 1 where all are alike."""
+        return len(self.recent) or (1 if isinstance(self.lengths, int) else len(self.lengths))
+
+    @property
+    def most_removable(self) -> int:
+        """How many of the last columns can be taken back: of those further back, padding is not known."""
+        if not self.padded:
+            return self.columns
+        return self.columns - self.padded + (len(self.recent[0]) if self.recent else 0)
+
+    def without(self, count: int) -> "Seen":
+        """What was seen before the last `count` columns, at most `most_removable`, which are in excess now."""
+        columns = self.columns - count
+        among = self.padded - columns  # those which may be padding
+        if among <= 0 or not count:
+            less = (
+                self.lengths - count if isinstance(self.lengths, int) else tuple(each - count for each in self.lengths)
+            )
+            return self._replace(lengths=less, columns=columns, excess=self.excess + count)
+        removed = [count - row[-among:].count("0") for row in self.recent]
+        lengths = alike(tuple(self.of(row) - some for row, some in enumerate(removed)))
+        return Seen(lengths, columns, columns, self.excess + max(removed), tuple(row[:-among] for row in self.recent))
+
+    def of_rows(self, chosen: Sequence[int]) -> "Seen":
+        """The same for these rows, in that order."""
+        recent = tuple(self.recent[row] for row in chosen) if self.recent else ()
+        return self._replace(lengths=alike(tuple(self.of(row) for row in chosen)), recent=recent)
 
 
 class NewTokens:
@@ -41,37 +76,59 @@ class NewTokens:
     counts   how many of the columns are real in each row; None where all are
     padded   then, the last of them that is padding in some row as the model was given them, counted from 1: N unless
              said otherwise
+    recent   then, the columns up to that one, as in Seen
     results  what layers have found out about these tokens, to share it
     """
 
     def __init__(
-        self, before: Seen, width: int, counts: Sequence[int] | None = None, padded: int | None = None
+        self,
+        before: Seen,
+        width: int,
+        counts: Sequence[int] | None = None,
+        padded: int | None = None,
+        recent: tuple[str, ...] = (),
     ) -> None:
         self.before, self.width = before, width
         self.counts = _counts(counts, width)
-        self.padded = width if padded is None else padded
+        self.padded, self.recent = width if padded is None else padded, recent
         self.results: dict[Any, Any] = {}
         self.after = self._after()
 
-    def are(self, before: Seen, width: int, counts: Sequence[int] | None, padded: int | None) -> bool:
-        """Whether these are the tokens that NewTokens(before, width, counts, padded) would be."""
+    def are(
+        self,
+        before: Seen,
+        width: int,
+        counts: Sequence[int] | None,
+        padded: int | None,
+        recent: tuple[str, ...],
+    ) -> bool:
+        """Whether these are the tokens that NewTokens with these arguments would be."""
         if self.before is not before and self.before != before:
             return False
-        same_padding = self.counts == _counts(counts, width) and self.padded == (width if padded is None else padded)
-        return self.width == width and same_padding
+        if self.width != width or self.counts != _counts(counts, width):
+            return False
+        return (self.padded, self.recent) == (width if padded is None else padded, recent)
 
     def _after(self) -> Seen:
-        lengths, columns, padded, excess = self.before
+        lengths, columns, padded, excess, recent = self.before
         if self.counts is not None:
-            padded = columns + self.padded
+            padded, recent = columns + self.padded, self._recent()
         # In a row of fewer real tokens, fewer of those that were taken back are replaced.
         replaced = self.width if self.counts is None else min(self.counts)
         columns, excess = columns + self.width, max(excess - replaced, 0)
         if self.counts is None:
             grown = lengths + self.width if isinstance(lengths, int) else tuple(each + self.width for each in lengths)
-            return Seen(grown, columns, padded, excess)
+            return Seen(grown, columns, padded, excess, recent)
         rows = tuple(self.before.of(row) + count for row, count in enumerate(self.counts))
-        return Seen(rows[0] if len(set(rows)) == 1 else rows, columns, padded, excess)
+        return Seen(alike(rows), columns, padded, excess, recent)
+
+    def _recent(self) -> tuple[str, ...]:
+        """Their last columns up to the last padding, behind what is remembered of the columns before them."""
+        if not self.recent:
+            return ()
+        known = self.before.recent or ("",) * len(self.recent)
+        between = "1" * min(self.before.columns - self.before.padded, REMEMBERED)
+        return tuple((old + between + new)[-REMEMBERED:] for old, new in zip(known, self.recent, strict=True))
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Where the tokens stand in their rows: int64 [B or 1, N], -1 for padding."""
@@ -85,6 +142,11 @@ class NewTokens:
         if self.counts is None:
             return positions
         return torch.where(places < torch.tensor(self.counts, device=device)[:, None], positions, -1)
+
+
+def alike(lengths: tuple[int, ...]) -> int | tuple[int, ...]:
+    """Lengths as Seen has them: one number where all are equal."""
+    return lengths[0] if len(set(lengths)) == 1 else lengths
 
 
 def _counts(counts: Sequence[int] | None, width: int) -> tuple[int, ...] | None:

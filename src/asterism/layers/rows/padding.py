@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from asterism.errors import ConfigurationError
+from asterism.layers.kept import REMEMBERED
 
 
 class Packing(NamedTuple):
@@ -45,15 +46,22 @@ class Packing(NamedTuple):
         slot = _like(self.slot, slots)
         return slots.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, 0)
 
-    def known(self) -> tuple[list[int], int]:
-        """How many tokens of each row are real; the last column that is padding in some row, counted from 1.
+    def known(self) -> tuple[list[int], int, tuple[str, ...]]:
+        """How many tokens of each row are real; the last column that is padding in some row, counted from 1; of each
+        row, the REMEMBERED columns up to that one, as text: 1 for a token, 0 for padding.
 
         A GPU is waited for, once.
         """
         # The padding of a row stands behind its real tokens in `column`, in ascending order.
         last = torch.where(self.real[:, -1:], -1, self.column[:, -1:]) + 1
-        rows = torch.cat([self.real.sum(dim=1, keepdim=True), last], dim=1).tolist()
-        return [count for count, _ in rows], max(column for _, column in rows)
+        tail = self.slot[:, -REMEMBERED - 1 :].diff(dim=1)
+        if self.slot.shape[1] <= REMEMBERED:
+            tail = torch.cat([self.slot[:, :1] + 1, tail], dim=1)
+        rows = torch.cat([self.real.sum(dim=1, keepdim=True), last, tail], dim=1).tolist()
+        padded = max(row[1] for row in rows)
+        behind = self.slot.shape[1] - padded
+        texts = ("".join(map(str, row[2 : len(row) - behind])) for row in rows)
+        return [row[0] for row in rows], padded, tuple(texts)
 
 
 def real_tokens(attention_mask: torch.Tensor, batch: int, seen: int, new: int) -> torch.Tensor:

@@ -104,15 +104,21 @@ class PatternCacheLayer(CacheLayerMixin):
             width = 0 if self.max_tokens is None else slots.plan.capacity(self.max_tokens)
             slots.allocate(key_states, value_states, width)
 
-    def new_tokens(self, width: int, counts: Sequence[int] | None = None, padded: int | None = None) -> NewTokens:
-        """The next `width` columns; of each row, `counts` are real, by default all, and `padded` as in NewTokens.
+    def new_tokens(
+        self,
+        width: int,
+        counts: Sequence[int] | None = None,
+        padded: int | None = None,
+        recent: tuple[str, ...] = (),
+    ) -> NewTokens:
+        """The next `width` columns; of each row, `counts` are real, by default all; the others as in NewTokens.
 
         Layers of one cache get the same ones, so that what follows from the pattern is found once for all of them.
         """
         if torch.compiler.is_compiling():
-            return NewTokens(self.seen, width, counts, padded)
-        if not (self._latest and self._latest[0].are(self.seen, width, counts, padded)):
-            self._latest[:] = [NewTokens(self.seen, width, counts, padded)]
+            return NewTokens(self.seen, width, counts, padded, recent)
+        if not (self._latest and self._latest[0].are(self.seen, width, counts, padded, recent)):
+            self._latest[:] = [NewTokens(self.seen, width, counts, padded, recent)]
         return self._latest[0]
 
     def join(self, other: "PatternCacheLayer") -> None:
@@ -229,38 +235,40 @@ class PatternCacheLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last -tokens_to_remove columns, as transformers calls it (assisted decoding, prompt lookup).
 
-        Raises ConfigurationError for more than are there, where a row holds padding among them, and where the pattern
-        has forgotten a key since that a query in their place may read: at most `restorable` tokens are always given
-        back.
+        They may be padding, of which the cache remembers 64 columns. Raises ConfigurationError for more than are there,
+        for columns whose padding it does not remember, and where the pattern has forgotten a key since that a query in
+        their place may read: at most `restorable` tokens are always given back.
         """
         self.seen = self.seen_after_crop(tokens_to_remove)
 
     def seen_after_crop(self, tokens_to_remove: int) -> Seen:
         """What is left to have been seen after `crop`, which raises as this does."""
         # transformers 5.17 gives a tensor of one number where it counts matches.
-        count, (lengths, columns, padded, excess) = -int(tokens_to_remove), self.seen
-        if not 0 <= count <= columns:
+        count, seen = -int(tokens_to_remove), self.seen
+        if not 0 <= count <= seen.columns:
             raise ConfigurationError(
                 "crop-count",
-                f"crop({tokens_to_remove}) of {columns} tokens: give minus the number of tokens to remove",
+                f"crop({tokens_to_remove}) of {seen.columns} tokens: give minus the number of tokens to remove",
             )
-        if count and columns - count < padded:
+        if count > (most := seen.most_removable):
             raise ConfigurationError(
                 "crop-padding",
-                f"crop({tokens_to_remove}) would remove padding: only the {columns - padded} tokens after it can be"
-                " removed",
+                f"crop({tokens_to_remove}) would remove columns whose padding the cache does not remember: at most"
+                f" {most} columns can be removed",
             )
-        rows = (lengths,) if isinstance(lengths, int) else lengths
-        if excess + count > self.restorable and not all(
-            slots.plan.is_restorable(length - count, length + excess) for slots in self.groups for length in set(rows)
+        less = seen.without(count)
+        if less.excess > self.restorable and not all(
+            slots.plan.is_restorable(less.of(row), seen.of(row) + seen.excess)
+            for slots in self.groups
+            for row in range(seen.rows)
         ):
             raise ConfigurationError(
                 "crop-forgotten",
                 f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern} has forgotten: at"
-                f" most {self.restorable - excess} tokens can be removed (PatternCache(..., restorable=n) allows n)",
+                f" most {self.restorable - seen.excess} tokens can be removed"
+                " (PatternCache(..., restorable=n) allows n)",
             )
-        less = lengths - count if isinstance(lengths, int) else tuple(length - count for length in lengths)
-        return Seen(less, columns - count, padded, excess + count)
+        return less
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes the old row beam_idx[i] (beam search), of int64 [B']."""
@@ -279,8 +287,6 @@ class PatternCacheLayer(CacheLayerMixin):
         rows = indices.to(self.device)
         for slots in self.groups:
             slots.choose_rows(rows)
-        self._shapes = torch.Size((self.groups[0].keys.shape[0], *self._shapes[1:]))
-        if not isinstance(self.seen.lengths, int):
-            chosen = torch.arange(len(self.seen.lengths), device="cpu")[indices.cpu()].tolist()
-            lengths = tuple(self.seen.lengths[row] for row in chosen)
-            self.seen = self.seen._replace(lengths=lengths[0] if len(set(lengths)) == 1 else lengths)
+        before, self._shapes = self._shapes[0], torch.Size((self.groups[0].keys.shape[0], *self._shapes[1:]))
+        if self.seen.recent or not isinstance(self.seen.lengths, int):
+            self.seen = self.seen.of_rows(torch.arange(before, device="cpu")[indices.cpu()].tolist())

@@ -23,6 +23,7 @@ HARMLESS = frozenset(
         "num_items_in_batch",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "position_ids",
         "return_dict",
         "shift_labels",

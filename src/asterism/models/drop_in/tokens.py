@@ -38,7 +38,7 @@ class LayerTokens(NamedTuple):
 
     real: torch.Tensor | None
     packing: Packing | None
-    padding: tuple[list[int], int] | None
+    padding: tuple[list[int], int, tuple[str, ...]] | None
     seen: int
     causal: bool
     window: int | None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from asterism.errors import ConfigurationError
@@ -19,7 +19,7 @@ from asterism.models.heads.head import head_of
 from asterism.patterns.forest import Forest
 
 
-class AsterismForCausalLM(GeneratesTokens):
+class AsterismForCausalLM(GeneratesTokens, GenerationMixin):
     """AsterismModel with a linear layer for the logits of the next token.
 
     Raises ConfigurationError or PatternError for a configuration that is not causal.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
@@ -26,7 +26,7 @@ from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.heads.head import head_of
 
 
-class AsterismForConditionalGeneration(GeneratesTokens):
+class AsterismForConditionalGeneration(GeneratesTokens, GenerationMixin):
     """An encoder, a decoder that reads it, and a linear layer for the logits of the next token.
 
     Raises ConfigurationError or PatternError for a configuration without a decoder or with one that is not causal.
