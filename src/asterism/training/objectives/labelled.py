@@ -113,7 +113,10 @@ class Labelled(Objective[LabelledCorpus]):
         steps = math.ceil(config.epochs * examples.training_features / config.batch_size)
         known = replace(within(config, steps), length=length, reader=task.rows.reader)
         if known.warmup_steps != config.warmup_steps:
-            notes.append(f"warm-up takes {known.warmup_steps:,} of the {steps:,} steps, not {config.warmup_steps:,}")
+            sooner = f", or a tenth of {config.minutes:g} minutes if they end sooner" if config.minutes else ""
+            notes.append(
+                f"warm-up takes {known.warmup_steps:,} of the {steps:,} steps, not {config.warmup_steps:,}{sooner}"
+            )
         return Setup(
             asked=config,
             shape=model_shape(source, task.answers),
