@@ -44,7 +44,7 @@ EVERY = ALL + DRAWN_AT_RANDOM
 
 
 def lengths_for(drawn) -> list[int]:
-    limit = 257 if "explicit" in drawn.names else max(COMPILED_LENGTHS)
+    limit = 257 if {"explicit", "tree"} & set(drawn.names) else max(COMPILED_LENGTHS)
     return [length for length in COMPILED_LENGTHS if length <= limit]
 
 

@@ -45,7 +45,10 @@ def test_one_file_calls_torch_distributed():
 
 
 def test_layers_and_models_name_no_rank():
-    """They ask `SequenceParallel` for their own tokens and their turn, and need not index by a rank."""
+    """They ask `SequenceParallel` for their own tokens and their turn, and need not index by a rank.
+
+    The adapter of the Trainer deals whole batches out to ranks, as a training loop does.
+    """
     naming = {
         file.relative_to(SOURCE).as_posix()
         for file in FILES
@@ -53,4 +56,4 @@ def test_layers_and_models_name_no_rank():
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("rank", "ranks")
     }
-    assert not naming
+    assert naming == {"models/drop_in/trainer.py"}
