@@ -32,7 +32,7 @@ from asterism.models.drop_in.native import (
 from asterism.models.drop_in.own_configuration import own_configuration
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
-from asterism.models.drop_in.trees import check_depths, check_tree_pattern
+from asterism.models.drop_in.trees import check_depths, check_tree_pattern, trees_of
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -211,7 +211,8 @@ def _select(model: PreTrainedModel) -> None:
 def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
     spare_caches(model)
     check_masks(model)
-    check_depths(model)
+    if any(trees_of(rule) for rule in read_patterns(model.config.asterism_pattern, len(modules))):
+        check_depths(model)
     has_own = read_native_window(model.config) == INCLUDED
     set_places(modules, native_locals(model, modules) if has_own else None, is_causal(model, modules))
     install_sharding(model)
