@@ -160,7 +160,7 @@ def _made_by(source: Source, kinds: set[str]) -> Iterator[str]:
 
 
 RANKS = re.compile(r"rank|ranks|mesh|DeviceMesh|ProcessGroup")
-ORDERS = {"training/tasks/curves.py": "ranks of scores"}
+ORDERS = {"training/tasks/scores/curves.py": "ranks of scores", "evaluation/counting.py": "ranks of words"}
 """Files in which a rank is a place in an order and no process."""
 
 

@@ -11,7 +11,7 @@ from small_encoders import save_tiny_bert
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
 from asterism.explore.model import open_model
-from asterism.explore.model_questions import Questions
+from asterism.explore.model_questions import ModelQuestions
 from asterism.explore.reading import block_for
 from asterism.explore.subject import Subject
 from asterism.models import AsterismConfig, AsterismForMaskedLM, record_mass
@@ -28,15 +28,15 @@ def bert(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(bert) -> Questions:
-    return Questions(open_model(Subject(model=str(bert), pattern=PATTERN)), None)
+def asked(bert) -> ModelQuestions:
+    return ModelQuestions(open_model(Subject(model=str(bert), pattern=PATTERN)), None)
 
 
-def ask(questions: Questions, question: str, **given):
+def ask(questions: ModelQuestions, question: str, **given):
     return questions.answer({"question": question, **given})
 
 
-def weights_of(questions: Questions, text: str, layer: int = 0) -> np.ndarray:
+def weights_of(questions: ModelQuestions, text: str, layer: int = 0) -> np.ndarray:
     """The weights of each head, [H, N, N]."""
     model = questions.model
     with torch.no_grad(), record_mass(model.backbone, block=1) as record:
@@ -146,11 +146,11 @@ def test_models_that_cannot_be_shown_are_refused(bert, tmp_path):
         (tmp_path / "config.json").write_text((bert / "config.json").read_text())
         open_model(Subject(model=str(tmp_path), pattern="dense()"))
     with refusing(DataError, "unreadable-text", "nowhere"):
-        Questions(open_model(Subject(model=str(bert), pattern="dense()")), str(tmp_path / "nowhere"))
+        ModelQuestions(open_model(Subject(model=str(bert), pattern="dense()")), str(tmp_path / "nowhere"))
 
 
 def test_a_model_without_a_pattern_reads_everything(bert):
-    questions = Questions(open_model(Subject(model=str(bert))), None)
+    questions = ModelQuestions(open_model(Subject(model=str(bert))), None)
     (layer,) = ask(questions, "read", text=TEXT)["layers"]
     assert layer["text"] == "dense()"
 
@@ -170,7 +170,7 @@ def test_fnet_is_refused_by_name(bert, tmp_path):
 def test_a_run_of_bytes_reads_its_file(bytes_run, tmp_path):
     file = tmp_path / "read"
     file.write_bytes("caf\u00e9 \u2603".encode() + b"\xff" + b"x" * 60)
-    questions = Questions(open_model(Subject(run=str(bytes_run), text=str(file))), str(file))
+    questions = ModelQuestions(open_model(Subject(run=str(bytes_run), text=str(file))), str(file))
     told = ask(questions, "model")
     assert (told["unit"], told["trained"], told["limit"]) == ("bytes", 32, 65_536)
     assert told["file"]["characters"] == 67

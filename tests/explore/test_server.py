@@ -45,12 +45,12 @@ FIGURES = {
 def client():
     """A client of the application with two workers; the prices are made up, since reading them loads torch."""
 
-    async def figures(answers: server.Answers) -> dict:
+    async def figures(answers: server.Backend) -> dict:
         return {"answer": FIGURES}
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "_WORKERS", 2)
-        patched.setattr(server.Answers, "_read_machine", figures)
+        patched.setattr(server.Backend, "_read_machine", figures)
         with TestClient(server.make_app(PORT, patience=3.0), base_url=OWN) as opened:
             yield opened
 
@@ -145,7 +145,7 @@ def test_costs_are_by_the_prices_of_the_machine(client):
 def test_a_question_that_takes_too_long_is_refused_and_stops_nobody():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "_WORKERS", 1)
-        patched.setattr(server.Answers, "begin", lambda answers: None)
+        patched.setattr(server.Backend, "begin", lambda answers: None)
         with TestClient(server.make_app(PORT, patience=0.5), base_url=OWN) as client:
             begun = time.perf_counter()
             slow = client.post("/ask", json={"question": "certificate", "text": "yun_random(9)", "length": 2**16})

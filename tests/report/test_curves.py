@@ -1,6 +1,6 @@
 import math
 
-from asterism.report.curves import Curve, label_of, read_curves, thinned
+from asterism.report.curves import RunCurve, label_of, read_curves, thinned
 
 
 def test_training_validation_and_the_time_of_a_step():
@@ -36,4 +36,4 @@ def test_labels_are_words():
     assert label_of("loss") == "loss (nats)"
     assert label_of("bytes_per_second") == "bytes per second"
     assert label_of("entity_f1") == "entity f1"
-    assert Curve("validation_loss").as_json()["split"] == "validation"
+    assert RunCurve("validation_loss").as_json()["split"] == "validation"

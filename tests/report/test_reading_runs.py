@@ -4,13 +4,13 @@ import os
 import pytest
 
 from asterism.report import reading
-from asterism.report.reading import JsonLines, number, numbers, plain
+from asterism.report.reading import JsonObjects, number, numbers, plain
 
 
 def test_lines_that_are_damaged_are_counted_and_left_out(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\nnot json\n[1]\n\xff\n{"a": 2}\n{"a": 3')
-    lines = JsonLines(path)
+    lines = JsonObjects(path)
     assert list(lines) == [{"a": 1}, {"a": 2}]
     assert lines.damaged == 3 and lines.remark == "x.jsonl: 3 lines are damaged and left out."
     assert list(lines) == [{"a": 1}, {"a": 2}] and lines.damaged == 3  # read again, counted anew
@@ -20,21 +20,21 @@ def test_a_line_that_is_too_long_is_left_out_and_those_behind_it_are_read(tmp_pa
     monkeypatch.setattr(reading, "MOST_LINE", 20)
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"a": "x" * 70}) + '\n{"a": 2}\n')
-    lines = JsonLines(path)
+    lines = JsonObjects(path)
     assert list(lines) == [{"a": 2}] and lines.damaged == 1
 
 
 def test_reading_stops_where_a_file_is_huge(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n' * 50)
-    lines = JsonLines(path, most=100)
+    lines = JsonObjects(path, most=100)
     assert len(list(lines)) == 11 and lines.is_cut and "Only the first" in lines.remark
 
 
 def test_what_is_no_file_says_so(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, reason in (("none", "none is missing."), ("pipe", "pipe is not a file."), (".", "is not a file.")):
-        lines = JsonLines(tmp_path / name)
+        lines = JsonObjects(tmp_path / name)
         assert list(lines) == [] and reason in lines.remark
 
 

@@ -5,8 +5,8 @@ print(evaluate_ruler(open_causal("models/tiny", pattern="native"), ["niah_single
 """
 
 from asterism.evaluation.model import CausalModel, open_causal
-from asterism.evaluation.record import Cell, Scores
+from asterism.evaluation.record import Scores, TaskScore
 from asterism.evaluation.ruler import Answering, evaluate_ruler
 from asterism.evaluation.tasks import GROUPS, TASKS
 
-__all__ = ["GROUPS", "TASKS", "Answering", "CausalModel", "Cell", "Scores", "evaluate_ruler", "open_causal"]
+__all__ = ["GROUPS", "TASKS", "Answering", "CausalModel", "TaskScore", "Scores", "evaluate_ruler", "open_causal"]

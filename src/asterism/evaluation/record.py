@@ -12,7 +12,7 @@ _HEADINGS = ("task", "tokens", "samples", "recall", "95 % interval", "random pic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class TaskScore:
     """The score of a task at a length.
 
     task, length  which; the length is in tokens of the model, the room for the answer included
@@ -40,7 +40,7 @@ class Scores:
     """All cells, in the order of tasks and then of lengths. `settings` decide them: model, samples, seed, version."""
 
     settings: Mapping[str, Any]
-    cells: tuple[Cell, ...]
+    cells: tuple[TaskScore, ...]
 
     def as_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -57,7 +57,7 @@ class Scores:
         )
 
 
-def _row(cell: Cell) -> tuple[str, ...]:
+def _row(cell: TaskScore) -> tuple[str, ...]:
     figures = (f"{cell.recall:.3f}", f"{cell.low:.3f} to {cell.high:.3f}", f"{cell.pick:.3f}")
     return (cell.task, f"{cell.length:,}", f"{cell.samples:,}", *figures)
 
@@ -71,14 +71,14 @@ class RecordFile:
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any], *, resume: bool) -> None:
         self.path, self.settings = path, dict(settings)
-        self.cells: dict[tuple[str, int], Cell] = {}
+        self.cells: dict[tuple[str, int], TaskScore] = {}
         if path is None or not path.exists():
             return
         if not resume:
             raise CheckpointError("output-exists", f"record: {path} exists; add --resume, or choose another name")
         document = read_json(path)
         try:
-            cells = [Cell(**{**cell, "tokens": tuple(cell["tokens"])}) for cell in document.pop("cells")]
+            cells = [TaskScore(**{**cell, "tokens": tuple(cell["tokens"])}) for cell in document.pop("cells")]
             self.cells = {(cell.task, cell.length): cell for cell in cells}
             str(Scores(settings={}, cells=tuple(cells)))
             if not all(0 <= share <= 1 for cell in cells for share in (cell.low, cell.recall, cell.high, cell.pick)):
@@ -92,7 +92,7 @@ class RecordFile:
                     f"record: {path} was started with another value of {name!r}; choose another name",
                 )
 
-    def add(self, cell: Cell) -> None:
+    def add(self, cell: TaskScore) -> None:
         """Keep a finished cell."""
         self.cells[cell.task, cell.length] = cell
         if self.path is not None:

@@ -1,6 +1,6 @@
 """Asks a model the questions of the tasks, at several lengths, and scores the answers.
 
-tasks, lengths --sample--> prompts --model--> texts --recall--> a Cell for each task and length
+tasks, lengths --sample--> prompts --model--> texts --recall--> a TaskScore for each task and length
 """
 
 import time
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from asterism.errors import ConfigurationError
-from asterism.evaluation.record import Cell, RecordFile, Scores
+from asterism.evaluation.record import RecordFile, Scores, TaskScore
 from asterism.evaluation.sample import Sample, room_for
 from asterism.evaluation.scores import guess, interval, recall
-from asterism.evaluation.tasks import LONGEST, SHORTEST, Task, tasks_of
+from asterism.evaluation.tasks import LONGEST, SHORTEST, RulerTask, tasks_of
 from asterism.randomness import derive
 from asterism.training.run.progress import Display, clock, make_display
 
@@ -113,12 +113,12 @@ class _Shown:
     before: int
     total: int
 
-    def __call__(self, task: Task, length: int, done: int) -> None:
+    def __call__(self, task: RulerTask, length: int, done: int) -> None:
         seconds = time.monotonic() - self.began
         self.display.show(Asking(task.name, length, self.before + done, self.total, seconds))
 
 
-def _cell(model: Answering, task: Task, length: int, samples: int, seed: int, show: _Shown) -> Cell:
+def _cell(model: Answering, task: RulerTask, length: int, samples: int, seed: int, show: _Shown) -> TaskScore:
     found, picked, tokens, seconds = [], [], [], 0.0
     for number in range(samples):
         sample = task.sample(number, length, seed, model.count)
@@ -132,7 +132,7 @@ def _cell(model: Answering, task: Task, length: int, samples: int, seed: int, sh
         show(task, length, number + 1)
     mean = float(np.mean(found))
     low, high = interval(mean, samples)
-    return Cell(
+    return TaskScore(
         task=task.name,
         length=length,
         samples=samples,
@@ -170,7 +170,7 @@ def _check(model: Answering, lengths: Sequence[int], samples: int, seed: int) ->
             raise ConfigurationError("setting-range", f"{name} must be at least {least}, got {value}")
 
 
-def _require_written(model: Answering, task: Task, sample: Sample) -> None:
+def _require_written(model: Answering, task: RulerTask, sample: Sample) -> None:
     """Raises ConfigurationError if the tokenizer loses an answer on its way to tokens and back."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:

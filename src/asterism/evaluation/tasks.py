@@ -20,7 +20,7 @@ SHORTEST, LONGEST = 128, 131_072
 
 
 @dataclass(frozen=True)
-class Task:
+class RulerTask:
     """What is asked, and how samples of it are made: by the first maker whose question fills at most half the length,
     else by the last."""
 
@@ -42,17 +42,19 @@ class Task:
 
 
 _ALL = (
-    Task("niah_single_1", (Needles("noise"),), "a number, in noise"),
-    Task("niah_single_2", (Needles("prose"),), "a number, in prose"),
-    Task("niah_single_3", (Needles("prose", values="uuids"),), "a UUID, in prose"),
-    Task("niah_multikey_1", (Needles("prose", keys_hidden=4),), "one of four keys, in prose"),
-    Task("niah_multikey_2", (Needles("needles"),), "one of many keys"),
-    Task("niah_multikey_3", (Needles("needles", keys="uuids", values="uuids"),), "one of many keys, all of them UUIDs"),
-    Task("niah_multivalue", (Needles("prose", values_of_key=4),), "the four values of a key"),
-    Task("niah_multiquery", (Needles("prose", keys_hidden=4, keys_asked=4),), "the values of four keys"),
-    Task("vt", (tracked,), "variables that are assigned to one another"),
-    Task("cwe", (Common(30, 3), Common(6, 1), Common(3, 1)), "the ten most common words of a list"),
-    Task("fwe", (frequent,), "the three most frequent words of a coded text"),
+    RulerTask("niah_single_1", (Needles("noise"),), "a number, in noise"),
+    RulerTask("niah_single_2", (Needles("prose"),), "a number, in prose"),
+    RulerTask("niah_single_3", (Needles("prose", values="uuids"),), "a UUID, in prose"),
+    RulerTask("niah_multikey_1", (Needles("prose", keys_hidden=4),), "one of four keys, in prose"),
+    RulerTask("niah_multikey_2", (Needles("needles"),), "one of many keys"),
+    RulerTask(
+        "niah_multikey_3", (Needles("needles", keys="uuids", values="uuids"),), "one of many keys, all of them UUIDs"
+    ),
+    RulerTask("niah_multivalue", (Needles("prose", values_of_key=4),), "the four values of a key"),
+    RulerTask("niah_multiquery", (Needles("prose", keys_hidden=4, keys_asked=4),), "the values of four keys"),
+    RulerTask("vt", (tracked,), "variables that are assigned to one another"),
+    RulerTask("cwe", (Common(30, 3), Common(6, 1), Common(3, 1)), "the ten most common words of a list"),
+    RulerTask("fwe", (frequent,), "the three most frequent words of a coded text"),
 )
 TASKS = {task.name: task for task in _ALL}
 GROUPS = {
@@ -63,9 +65,9 @@ GROUPS = {
 }
 
 
-def tasks_of(names: Sequence[str]) -> list[Task]:
+def tasks_of(names: Sequence[str]) -> list[RulerTask]:
     """The tasks that names of tasks and groups stand for, each once. Raises ConfigurationError for an unknown name."""
-    found: dict[str, Task] = {}
+    found: dict[str, RulerTask] = {}
     for name in names:
         if name not in TASKS and name not in GROUPS:
             known = [*GROUPS, *TASKS]

@@ -7,7 +7,7 @@ token itself in their window and `window` does not, so a window of w tokens is `
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class Exhibit(NamedTuple):
     """A pattern or schedule of the gallery.
 
     group   the heading it stands under
@@ -37,8 +37,8 @@ def _five_to_one(window: int) -> str:
 
 
 GALLERY = (
-    Entry(_PAPERS, "Sparse Transformer, strided", "strided(stride=128)", 4096, "Child 2019, section 4", "1904.10509"),
-    Entry(
+    Exhibit(_PAPERS, "Sparse Transformer, strided", "strided(stride=128)", 4096, "Child 2019, section 4", "1904.10509"),
+    Exhibit(
         _PAPERS,
         "Sparse Transformer, strided, a head each",
         "split_heads(window(left=128), stride(128) & causal(), heads=2)",
@@ -46,7 +46,7 @@ GALLERY = (
         "Child 2019, section 5.1: heads with one factor each",
         "1904.10509",
     ),
-    Entry(
+    Exhibit(
         _PAPERS,
         "Sparse Transformer, fixed",
         "fixed(stride=128, summary=8)",
@@ -54,7 +54,7 @@ GALLERY = (
         "Child 2019, section 4",
         "1904.10509",
     ),
-    Entry(
+    Exhibit(
         _PAPERS,
         "Sparse Transformer, fixed, 8 heads",
         "fixed(stride=128, summary=8, heads=8)",
@@ -62,12 +62,12 @@ GALLERY = (
         "Child 2019, section 4.2: heads read different cells of each block",
         "1904.10509",
     ),
-    Entry(_PAPERS, "BigBird-ITC", "bigbird()", 4096, "Zaheer 2020, section 2: blocks of 64", "2007.14062"),
-    Entry(
+    Exhibit(_PAPERS, "BigBird-ITC", "bigbird()", 4096, "Zaheer 2020, section 2: blocks of 64", "2007.14062"),
+    Exhibit(
         _PAPERS, "BigBird-ETC", "bigbird_etc()", 4096, "Zaheer 2020, section 2: 256 extra global tokens", "2007.14062"
     ),
-    Entry(_PAPERS, "Longformer", "longformer()", 4096, "Beltagy 2020, section 3.1: window of 512", "2004.05150"),
-    Entry(
+    Exhibit(_PAPERS, "Longformer", "longformer()", 4096, "Beltagy 2020, section 3.1: window of 512", "2004.05150"),
+    Exhibit(
         _PAPERS,
         "Longformer, dilated",
         "longformer(window=64, dilation=4)",
@@ -75,7 +75,7 @@ GALLERY = (
         "Beltagy 2020, section 3.1",
         "2004.05150",
     ),
-    Entry(
+    Exhibit(
         _PAPERS,
         "Attention sinks",
         "sinks(first=4, window=1024)",
@@ -83,13 +83,13 @@ GALLERY = (
         "Xiao 2023, StreamingLLM, section 3.2",
         "2309.17453",
     ),
-    Entry(_PAPERS, "Star-Transformer", "star_transformer()", 64, "Guo 2019", "1902.09113"),
-    Entry(_PAPERS, "Star", "star()", 64, "Zaheer 2020, appendix A, Definition 1", "2007.14062"),
-    Entry(_PAPERS, "STRIDED of Yun", "yun_strided(16)", 256, "Yun 2020, section 2.6", "2006.04862"),
-    Entry(_PAPERS, "FIXED of Yun", "yun_fixed(16)", 256, "Yun 2020, section 2.6", "2006.04862"),
-    Entry(_PAPERS, "STAR of Yun", "yun_star()", 64, "Yun 2020, section 2.6", "2006.04862"),
-    Entry(_PAPERS, "RANDOM of Yun", "yun_random(8)", 256, "Yun 2020, section 2.6, experiments only", "2006.04862"),
-    Entry(
+    Exhibit(_PAPERS, "Star-Transformer", "star_transformer()", 64, "Guo 2019", "1902.09113"),
+    Exhibit(_PAPERS, "Star", "star()", 64, "Zaheer 2020, appendix A, Definition 1", "2007.14062"),
+    Exhibit(_PAPERS, "STRIDED of Yun", "yun_strided(16)", 256, "Yun 2020, section 2.6", "2006.04862"),
+    Exhibit(_PAPERS, "FIXED of Yun", "yun_fixed(16)", 256, "Yun 2020, section 2.6", "2006.04862"),
+    Exhibit(_PAPERS, "STAR of Yun", "yun_star()", 64, "Yun 2020, section 2.6", "2006.04862"),
+    Exhibit(_PAPERS, "RANDOM of Yun", "yun_random(8)", 256, "Yun 2020, section 2.6, experiments only", "2006.04862"),
+    Exhibit(
         _MODELS,
         "Mistral 7B v0.1",
         "window(left=4095)",
@@ -97,7 +97,7 @@ GALLERY = (
         "sliding_window=4096 in every layer (MistralConfig)",
         "2310.06825",
     ),
-    Entry(
+    Exhibit(
         _MODELS,
         "Gemma 2",
         "interleave(window(left=4095), causal())",
@@ -105,7 +105,7 @@ GALLERY = (
         "sliding_window=4096, every other layer causal (Gemma2Config)",
         "2408.00118",
     ),
-    Entry(
+    Exhibit(
         _MODELS,
         "Gemma 3, window 1,024",
         _five_to_one(1024),
@@ -113,7 +113,7 @@ GALLERY = (
         "five windows to one causal layer (Gemma3TextConfig); checkpoints have windows of 512 to 1,024",
         "2503.19786",
     ),
-    Entry(
+    Exhibit(
         _MODELS,
         "ModernBERT",
         "interleave(dense(), window(left=64, right=64), window(left=64, right=64))",
@@ -122,7 +122,7 @@ GALLERY = (
         "2412.13663",
         layer=1,
     ),
-    Entry(
+    Exhibit(
         _MODELS,
         "gpt-oss",
         "interleave(window(left=127), causal())",
@@ -130,7 +130,7 @@ GALLERY = (
         "sliding_window=128, every other layer causal (GptOssConfig); its learned sinks are no pairs and not drawn",
         "2508.10925",
     ),
-    Entry(
+    Exhibit(
         _MODELS,
         "Longformer (allenai)",
         "longformer(window=512)",
@@ -138,7 +138,7 @@ GALLERY = (
         "attention_window=512, first token global (LongformerConfig)",
         "2004.05150",
     ),
-    Entry(
+    Exhibit(
         _MODELS,
         "BigBird (google)",
         "bigbird(block=64, random=3, heads=12)",

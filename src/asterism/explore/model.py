@@ -30,7 +30,7 @@ MOST_READ = 65_536
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class TokenizedText:
     """A text as tokens, and where they lie in it."""
 
     ids: list[int]
@@ -52,7 +52,7 @@ class ReadingModel:
     name: str
     unit: str
     backbone: PreTrainedModel
-    encode: Callable[[str], Encoded]
+    encode: Callable[[str], TokenizedText]
     limit: int
     trained: int | None
     computing: Callable[[], AbstractContextManager[Any]]
@@ -147,18 +147,18 @@ def _limit(backbone: Any, tokenizer: Any) -> int:
     return int(min(limits))
 
 
-def _by_bytes(run: Run) -> Callable[[str], Encoded]:
+def _by_bytes(run: Run) -> Callable[[str], TokenizedText]:
     prompt: Callable[[bytes], Any] = run.objective.prompt
 
-    def encode(text: str) -> Encoded:
+    def encode(text: str) -> TokenizedText:
         ids = prompt(text.encode(errors="replace"))[0].tolist()
-        return Encoded(ids, lambda first, past: bytes(ids[first:past]).decode(errors="replace"))
+        return TokenizedText(ids, lambda first, past: bytes(ids[first:past]).decode(errors="replace"))
 
     return encode
 
 
-def _by_tokenizer(tokenizer: Any) -> Callable[[str], Encoded]:
-    def encode(text: str) -> Encoded:
+def _by_tokenizer(tokenizer: Any) -> Callable[[str], TokenizedText]:
+    def encode(text: str) -> TokenizedText:
         encoded = tokenizer(text, return_offsets_mapping=True, truncation=False, verbose=False)
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
 
@@ -166,7 +166,7 @@ def _by_tokenizer(tokenizer: Any) -> Callable[[str], Encoded]:
             spans = [span for span in offsets[first:past] if span[0] < span[1]]
             return text[spans[0][0] : spans[-1][1]] if spans else _names(tokenizer, ids[first:past])
 
-        return Encoded(ids, shown)
+        return TokenizedText(ids, shown)
 
     return encode
 

@@ -16,7 +16,7 @@ _MOST_BYTES = 2**24
 """Of a file of text: no model reads more tokens than that here."""
 
 
-class Questions:
+class ModelQuestions:
     """Answers questions about a model; keeps what was read last."""
 
     def __init__(self, model: ReadingModel, file: str | None) -> None:

@@ -15,11 +15,11 @@ def main() -> None:
     answers = answers_on_stdout()
     # Imported here, with torch and transformers, so that a process that lacks them says why.
     from asterism.explore.model import open_model
-    from asterism.explore.model_questions import Questions
+    from asterism.explore.model_questions import ModelQuestions
 
     subject = Subject.from_json(sys.argv[1])
     try:
-        answer = Questions(open_model(subject), subject.text).answer
+        answer = ModelQuestions(open_model(subject), subject.text).answer
     except Exception as error:
         refused = error
         print(f"asterism explore: {refusal_of(error)['refused']['message']}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from asterism.errors import ConfigurationError
-from asterism.explore.model import Encoded, ReadingModel
+from asterism.explore.model import ReadingModel, TokenizedText
 from asterism.explore.picture import Levels, borders, draw_between
 from asterism.models.mass import LayerMass, MassRecord, record_mass
 from asterism.patterns.intervals import Integers
@@ -39,7 +39,7 @@ _SHOWN = 240
 class Reading:
     """A text that was read."""
 
-    def __init__(self, model: ReadingModel, encoded: Encoded) -> None:
+    def __init__(self, model: ReadingModel, encoded: TokenizedText) -> None:
         self.encoded = encoded
         self.tokens = len(encoded.ids)
         config = model.backbone.config

@@ -35,7 +35,7 @@ _FOR_THE_MACHINE = 600.0
 _STATIC = Path(__file__).parent / "static"
 
 
-class Answers:
+class Backend:
     """Asks the pool and the process with the model, and knows the prices of this machine, which are read once in a
     process of their own."""
 
@@ -88,17 +88,17 @@ class Answers:
 
 def make_app(port: int, patience: float = PATIENCE, subject: Subject | None = None) -> Starlette:
     """The application that answers at this port, about patterns and about the model of the subject."""
-    answers = Answers(Pool(_WORKERS, patience), ModelProcess(subject))
+    backend = Backend(Pool(_WORKERS, patience), ModelProcess(subject))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await answers.pool.start()
-        answers.begin()
+        await backend.pool.start()
+        backend.begin()
         try:
             yield
         finally:
-            await answers.end()
-            await answers.pool.end()
+            await backend.end()
+            await backend.pool.end()
 
     async def ask(request: Request) -> Response:
         try:
@@ -107,7 +107,7 @@ def make_app(port: int, patience: float = PATIENCE, subject: Subject | None = No
             return Response(status_code=400)
         if question is None:
             return JSONResponse(refusal("question-too-long", "the question is too long, or is not JSON"))
-        return JSONResponse(await answers.answer(question))
+        return JSONResponse(await backend.answer(question))
 
     async def page(request: Request) -> Response:
         return Response((_STATIC / "index.html").read_bytes(), media_type="text/html")

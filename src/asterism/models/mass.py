@@ -75,7 +75,7 @@ def record_mass(model: nn.Module, block: int | None = None) -> Iterator[MassReco
     with dropout; for padding, for a second call, and at the end where the model was not called.
     """
     modules, record = _attention_of(model)
-    recorder = _Recorder(record, block)
+    recorder = _MassRecorder(record, block)
     hooks = [model.register_forward_pre_hook(recorder.begin, with_kwargs=True)]
     for layer, module in modules.items():
         hooks.append(module.register_forward_pre_hook(recorder.entering(layer), with_kwargs=True))
@@ -95,7 +95,7 @@ def record_mass(model: nn.Module, block: int | None = None) -> Iterator[MassReco
         )
 
 
-class _Recorder:
+class _MassRecorder:
     """Knows which layer runs, and keeps what it reads."""
 
     def __init__(self, record: MassRecord, block: int | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asterism.errors import ConfigurationError, shown
-from asterism.labels import IGNORED
+from asterism.labels import IGNORED, shifted
 from asterism.patterns import Pattern
 from asterism.patterns.forest import Forest
 from asterism.patterns.intervals import Integers
@@ -70,7 +70,6 @@ def tree_of(sequences: Sequence[Tokens]) -> PackedTree:
     if not read:
         raise ConfigurationError("tree-of-nothing", "tree_of needs at least one sequence, got none")
     index = np.zeros((len(read), max(map(len, read))), np.int64)
-    labels = np.full(index.shape, IGNORED)
     columns: list[Integers] = []
     parents: list[Integers] = []
     count, before = 0, np.zeros(0, np.int64)
@@ -84,9 +83,9 @@ def tree_of(sequences: Sequence[Tokens]) -> PackedTree:
         parents.append(np.concatenate([[-1], path])[common : len(own)])
         columns.append(own[common:])
         index[number, : len(own)] = path
-        labels[number, : len(own) - 1] = own[1:]
         count, before = count + len(new), own
-    return _packed(np.concatenate(columns), np.concatenate(parents), index, labels)
+    lengths = np.array([len(own) for own in read])
+    return _packed(np.concatenate(columns), np.concatenate(parents), index, lengths)
 
 
 def draft_tree(prompt: Tokens, drafts: Tokens, parents: Sequence[int] | Tensor | np.ndarray) -> PackedTree:
@@ -120,17 +119,15 @@ def draft_tree(prompt: Tokens, drafts: Tokens, parents: Sequence[int] | Tensor |
     while (rest := np.flatnonzero(here >= 0)).size:
         index[rest, depth[rest]] = here[rest]
         here[rest], depth[rest] = columns[here[rest]], depth[rest] - 1
-    lengths = Forest.of_parents(columns).depth(leaves) + 1
-    follows = np.arange(1, index.shape[1]) < lengths[:, None]
-    labels = np.full(index.shape, IGNORED)
-    labels[:, :-1][follows] = row[index[:, 1:][follows]]
-    return _packed(row, columns, index, labels)
+    return _packed(row, columns, index, Forest.of_parents(columns).depth(leaves) + 1)
 
 
-def _packed(tokens: Integers, parents: Integers, index: Integers, labels: Integers) -> PackedTree:
+def _packed(tokens: Integers, parents: Integers, index: Integers, lengths: Integers) -> PackedTree:
+    """Sequences of `lengths` [S], each a row of columns in `index` [S, longest]. Each token predicts the next."""
     depth = Forest.of_parents(parents).depth(np.arange(len(parents)))
-    row, positions, above, places, wanted = map(torch.from_numpy, (tokens, depth, parents, index, labels))
-    return PackedTree(row[None], positions[None], above, places, wanted)
+    read = np.where(np.arange(index.shape[1]) < lengths[:, None], tokens[index], IGNORED)
+    row, positions, above, places, wanted = map(torch.from_numpy, (tokens, depth, parents, index, read))
+    return PackedTree(row[None], positions[None], above, places, shifted(wanted))
 
 
 def _common(one: Integers, other: Integers) -> int:

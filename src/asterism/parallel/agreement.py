@@ -48,7 +48,7 @@ class LostRankError(AsterismError, RuntimeError):
 
 
 @dataclass
-class _Call:
+class _SharedCall:
     """A call that ranks make together: what this one was asked, and whether an error in it need not, or cannot, be told
     to the others any more."""
 
@@ -56,7 +56,7 @@ class _Call:
     is_settled: bool = False
 
 
-_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+_CALL: ContextVar[_SharedCall | None] = ContextVar("call", default=None)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def one_call(context: SequenceParallel, device: torch.device, words: Mapping[str
     if _CALL.get() is not None:
         yield
         return
-    call = _Call(dict(words))
+    call = _SharedCall(dict(words))
     token = _CALL.set(call)
     try:
         yield

@@ -11,9 +11,9 @@ internals.
 from asterism.promises.checks import PROMISES, PromiseOutcome
 from asterism.promises.paths import PATHS
 from asterism.promises.report import broken, check_promises, table
-from asterism.promises.subjects import SUBJECTS, Subject
+from asterism.promises.subjects import SUBJECTS, TestedModel
 from asterism.promises.twins import small_model
-from asterism.promises.verdicts import Verdict
+from asterism.promises.verdicts import PathVerdict
 from asterism.promises.windows import WindowReport, check_windows
 from asterism.promises.windows_table import windows_table
 
@@ -22,8 +22,8 @@ __all__ = [
     "PROMISES",
     "SUBJECTS",
     "PromiseOutcome",
-    "Subject",
-    "Verdict",
+    "TestedModel",
+    "PathVerdict",
     "WindowReport",
     "broken",
     "check_promises",

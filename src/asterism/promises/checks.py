@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from asterism.bench.memory import extra_bytes
-from asterism.promises.subjects import SUBJECTS, VOCABULARY, Subject
+from asterism.promises.subjects import SUBJECTS, VOCABULARY, TestedModel
 from asterism.randomness import isolated
 
 LENGTH, SHORT, PADDING = 176, 40, 24
@@ -38,7 +38,7 @@ class PromiseOutcome(NamedTuple):
     seen: str
 
 
-def padding_changes_no_real_token(subject: Subject) -> PromiseOutcome:
+def padding_changes_no_real_token(subject: TestedModel) -> PromiseOutcome:
     """Compare a row alone with the same row padded in a longer batch, on the right and on the left.
 
     Encoders are judged with padding on the right, where their tokenizers pad. Causal models are judged with padding on
@@ -60,7 +60,7 @@ def padding_changes_no_real_token(subject: Subject) -> PromiseOutcome:
     return PromiseOutcome(kept, f"right {right:.1g}, left {left:.1g}")
 
 
-def no_future_is_read(subject: Subject) -> PromiseOutcome:
+def no_future_is_read(subject: TestedModel) -> PromiseOutcome:
     """Replace the last token: predictions at earlier tokens must not change."""
     if not subject.is_causal:
         return PromiseOutcome(None, "not causal")
@@ -71,7 +71,7 @@ def no_future_is_read(subject: Subject) -> PromiseOutcome:
     return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def cached_equals_uncached(subject: Subject) -> PromiseOutcome:
+def cached_equals_uncached(subject: TestedModel) -> PromiseOutcome:
     """Compare the last tokens, one at a time through the cache, with all tokens at once without it."""
     if not subject.is_causal:
         return PromiseOutcome(None, "not causal")
@@ -89,14 +89,14 @@ def cached_equals_uncached(subject: Subject) -> PromiseOutcome:
     return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def training_reads_what_evaluation_reads(subject: Subject) -> PromiseOutcome:
+def training_reads_what_evaluation_reads(subject: TestedModel) -> PromiseOutcome:
     """Compare training mode with evaluation mode, without dropout."""
     tokens = _tokens(LENGTH)
     difference = _difference(_logits(subject.build(), tokens), _logits(subject.build().train(), tokens))
     return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def a_short_input_changes_nothing_after_it(subject: Subject) -> PromiseOutcome:
+def a_short_input_changes_nothing_after_it(subject: TestedModel) -> PromiseOutcome:
     """Compare a long input before a short one with the same input after it, in one model."""
     tokens = _tokens(LENGTH)
     model = subject.build()
@@ -106,7 +106,7 @@ def a_short_input_changes_nothing_after_it(subject: Subject) -> PromiseOutcome:
     return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def no_global_generator_moves(subject: Subject) -> PromiseOutcome:
+def no_global_generator_moves(subject: TestedModel) -> PromiseOutcome:
     """Compare the states of Python's, numpy's and torch's generators before and after the forward pass of a training
     step.
     """
@@ -119,7 +119,7 @@ def no_global_generator_moves(subject: Subject) -> PromiseOutcome:
     return PromiseOutcome(not moved, f"moved: {', '.join(moved)}" if moved else "none moved")
 
 
-def memory_grows_linearly(subject: Subject) -> PromiseOutcome:
+def memory_grows_linearly(subject: TestedModel) -> PromiseOutcome:
     """Compare the peak memory of a forward pass in float32 at two lengths, each in a separate process."""
     if sys.platform != "linux":
         return PromiseOutcome(None, "peak memory is read from Linux's /proc")
@@ -135,7 +135,7 @@ def memory_grows_linearly(subject: Subject) -> PromiseOutcome:
     return PromiseOutcome(growth < MOST_GROWTH, f"{growth:.1f} times, to {peaks[1] / 2**20:,.0f} MiB")
 
 
-PROMISES: dict[str, Callable[[Subject], PromiseOutcome]] = {
+PROMISES: dict[str, Callable[[TestedModel], PromiseOutcome]] = {
     "padding changes no real token": padding_changes_no_real_token,
     "a causal model reads no future": no_future_is_read,
     "cached equals uncached": cached_equals_uncached,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.native import configured_locals, patterns_of
-from asterism.models.drop_in.places import Local, is_causal
+from asterism.models.drop_in.places import LocalSpan, is_causal
 from asterism.patterns import Pattern, parse
 
 _LONG = 1024
@@ -95,9 +95,9 @@ def _farthest(pattern: Pattern) -> int:
     return 0 if distance == _LONG - 1 else distance
 
 
-def _of_gpt_neo(config: Any) -> list[Local | None] | None:
+def _of_gpt_neo(config: Any) -> list[LocalSpan | None] | None:
     """GPT-Neo names its layers "global" and "local", and counts the query among the `window_size` keys."""
     kinds = getattr(config, "attention_layers", None)
     if config.model_type != "gpt_neo" or kinds is None:
         return None
-    return [Local("window", config.window_size) if kind == "local" else None for kind in kinds]
+    return [LocalSpan("window", config.window_size) if kind == "local" else None for kind in kinds]

@@ -19,7 +19,7 @@ PADDING = 3
 
 
 @dataclass(frozen=True)
-class Case:
+class PathCase:
     """A batch of equal rows [rows, tokens] for a model whose largest window or chunk has `largest` tokens.
 
     Where a path pads, the first `whole` rows are not padded, as in batches of rows that differ in length.
@@ -40,14 +40,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Path:
+class CallPath:
     """A way to call a model: its name, how it runs, which tokens are real and where documents begin.
 
     `needs_cache` paths are only for causal models.
     """
 
     name: str
-    run: Callable[[Any, Case], None]
+    run: Callable[[Any, PathCase], None]
     needs_cache: bool = False
     padded: str = ""
     packed: bool = False
@@ -82,16 +82,16 @@ def document_lengths(tokens: int) -> list[int]:
     return [first, second, tokens - first - second]
 
 
-def _positions(case: Case) -> torch.Tensor:
+def _positions(case: PathCase) -> torch.Tensor:
     restarting = torch.cat([torch.arange(length) for length in document_lengths(case.tokens)])
     return restarting.expand(len(case.ids), -1).to(case.ids.device)
 
 
-def _prefill(model: Any, case: Case) -> None:
+def _prefill(model: Any, case: PathCase) -> None:
     model(case.ids, **without_cache(model))
 
 
-def _training(model: Any, case: Case) -> None:
+def _training(model: Any, case: PathCase) -> None:
     with _in_training(model):
         _prefill(model, case)
 
@@ -109,23 +109,23 @@ def _in_training(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def _padded(side: str) -> Callable[[Any, Case], None]:
-    def run(model: Any, case: Case) -> None:
+def _padded(side: str) -> Callable[[Any, PathCase], None]:
+    def run(model: Any, case: PathCase) -> None:
         model(input_ids=case.ids, attention_mask=_mask(case, side, case.tokens), **without_cache(model))
 
     return run
 
 
-def _packed(model: Any, case: Case) -> None:
+def _packed(model: Any, case: PathCase) -> None:
     model(input_ids=case.ids, position_ids=_positions(case), **without_cache(model))
 
 
-def _training_packed(model: Any, case: Case) -> None:
+def _training_packed(model: Any, case: PathCase) -> None:
     with _in_training(model):
         _packed(model, case)
 
 
-def _flattened(model: Any, case: Case) -> None:
+def _flattened(model: Any, case: PathCase) -> None:
     """What DataCollatorWithFlattening gives, which says both where documents end and where their tokens stand."""
     lengths = document_lengths(case.tokens)
     rows = torch.tensor(lengths * len(case.ids), device=case.ids.device)
@@ -134,27 +134,27 @@ def _flattened(model: Any, case: Case) -> None:
     model(input_ids=case.ids, position_ids=_positions(case), **sizes, **without_cache(model))
 
 
-def _own_cache(model: Any, case: Case) -> None:
+def _own_cache(model: Any, case: PathCase) -> None:
     """The cache that the model makes by itself, which forgets what its windows do not read."""
 
 
-def _full_cache(model: Any, case: Case) -> Any:
+def _full_cache(model: Any, case: PathCase) -> Any:
     """A cache that keeps all keys, so that only masks restrict."""
     from transformers import DynamicCache
 
     return DynamicCache()
 
 
-def _static_cache(model: Any, case: Case) -> Any:
+def _static_cache(model: Any, case: PathCase) -> Any:
     from transformers import StaticCache
 
     return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=case.tokens + 2)
 
 
 def _cached(
-    pieces: Callable[[Case], Iterable[int]], side: str = "", cache: Callable[[Any, Case], Any] = _own_cache
-) -> Callable[[Any, Case], None]:
-    def run(model: Any, case: Case) -> None:
+    pieces: Callable[[PathCase], Iterable[int]], side: str = "", cache: Callable[[Any, PathCase], Any] = _own_cache
+) -> Callable[[Any, PathCase], None]:
+    def run(model: Any, case: PathCase) -> None:
         kept, start = cache(model, case), 0
         for length in pieces(case):
             end = min(start + length, case.tokens)
@@ -169,8 +169,8 @@ def _cached(
     return run
 
 
-def _generated(**options: Any) -> Callable[[Any, Case], None]:
-    def run(model: Any, case: Case) -> None:
+def _generated(**options: Any) -> Callable[[Any, PathCase], None]:
+    def run(model: Any, case: PathCase) -> None:
         prompt = case.ids[:, : case.prompt]
         model.generate(
             prompt,
@@ -186,7 +186,7 @@ def _generated(**options: Any) -> Callable[[Any, Case], None]:
     return run
 
 
-def _mask(case: Case, side: str, end: int) -> torch.Tensor:
+def _mask(case: PathCase, side: str, end: int) -> torch.Tensor:
     mask = torch.from_numpy(mask_of(case.tokens, side))[:end].repeat(len(case.ids), 1)
     mask[: case.whole] = 1
     return mask.to(case.ids.device)
@@ -197,41 +197,41 @@ def without_cache(model: Any) -> dict[str, bool]:
     return {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
 
-def _one_by_one(case: Case) -> Iterable[int]:
+def _one_by_one(case: PathCase) -> Iterable[int]:
     return [case.prompt, *[1] * (case.tokens - case.prompt)]
 
 
-def _short_pieces(case: Case) -> Iterable[int]:
+def _short_pieces(case: PathCase) -> Iterable[int]:
     """Pieces that fit into a window, across its border and across chunks."""
     piece = max(2, 2 * case.largest // 3)
     return [piece] * (case.tokens // piece + 1)
 
 
-def _long_pieces(case: Case) -> Iterable[int]:
+def _long_pieces(case: PathCase) -> Iterable[int]:
     """A piece longer than the largest window, another, and the rest."""
     return [case.largest + 2, max(case.largest + 2, 2), 1, 2, case.tokens]
 
 
 PATHS = (
-    Path("prefill", _prefill),
-    Path("training", _training),
-    Path("padded right", _padded("right"), padded="right"),
-    Path("padded left", _padded("left"), padded="left"),
-    Path("packed by position_ids", _packed, packed=True),
-    Path("packed by cu_seq_lens", _flattened, packed=True),
-    Path("training packed by position_ids", _training_packed, packed=True),
-    Path("cache", _cached(_one_by_one), needs_cache=True),
-    Path("cache padded left", _cached(_one_by_one, "left"), needs_cache=True, padded="left"),
-    Path("cache padded left in chunks", _cached(_short_pieces, "left"), needs_cache=True, padded="left"),
-    Path("cache in short chunks", _cached(_short_pieces), needs_cache=True),
-    Path("cache in long chunks", _cached(_long_pieces), needs_cache=True),
-    Path("full cache", _cached(_one_by_one, cache=_full_cache), needs_cache=True),
-    Path("full cache in chunks", _cached(_short_pieces, cache=_full_cache), needs_cache=True),
-    Path("static cache", _cached(_one_by_one, cache=_static_cache), needs_cache=True),
-    Path("static cache padded left", _cached(_one_by_one, "left", _static_cache), needs_cache=True, padded="left"),
-    Path("static cache in chunks", _cached(_short_pieces, cache=_static_cache), needs_cache=True),
-    Path("generate", _generated(), needs_cache=True),
-    Path("generate with static cache", _generated(cache_implementation="static"), needs_cache=True),
-    Path("generate with chunked prefill", _generated(prefill_chunk_size=4), needs_cache=True),
+    CallPath("prefill", _prefill),
+    CallPath("training", _training),
+    CallPath("padded right", _padded("right"), padded="right"),
+    CallPath("padded left", _padded("left"), padded="left"),
+    CallPath("packed by position_ids", _packed, packed=True),
+    CallPath("packed by cu_seq_lens", _flattened, packed=True),
+    CallPath("training packed by position_ids", _training_packed, packed=True),
+    CallPath("cache", _cached(_one_by_one), needs_cache=True),
+    CallPath("cache padded left", _cached(_one_by_one, "left"), needs_cache=True, padded="left"),
+    CallPath("cache padded left in chunks", _cached(_short_pieces, "left"), needs_cache=True, padded="left"),
+    CallPath("cache in short chunks", _cached(_short_pieces), needs_cache=True),
+    CallPath("cache in long chunks", _cached(_long_pieces), needs_cache=True),
+    CallPath("full cache", _cached(_one_by_one, cache=_full_cache), needs_cache=True),
+    CallPath("full cache in chunks", _cached(_short_pieces, cache=_full_cache), needs_cache=True),
+    CallPath("static cache", _cached(_one_by_one, cache=_static_cache), needs_cache=True),
+    CallPath("static cache padded left", _cached(_one_by_one, "left", _static_cache), needs_cache=True, padded="left"),
+    CallPath("static cache in chunks", _cached(_short_pieces, cache=_static_cache), needs_cache=True),
+    CallPath("generate", _generated(), needs_cache=True),
+    CallPath("generate with static cache", _generated(cache_implementation="static"), needs_cache=True),
+    CallPath("generate with chunked prefill", _generated(prefill_chunk_size=4), needs_cache=True),
 )
 """In the order of the table."""

@@ -24,7 +24,7 @@ class Undecided(Exception):
     """Raised where the outputs of a model cannot tell who reads whom; its text says why."""
 
 
-class Reach(NamedTuple):
+class LayerReach(NamedTuple):
     """What each layer reads: how far outputs moved, as multiples of the root mean square of the layer's outputs.
 
     `sizes` is [layers, queries, keys], with a column for each perturbed token; `finite` is [layers, queries]; `seen` is
@@ -44,7 +44,7 @@ class Reach(NamedTuple):
     def moved(self, layer: int, judged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Booleans [queries, keys] of a layer: what surely moved, and what surely did not.
 
-        `judged` are the queries whose noise counts. Movement is more than 100 times the noise, and more than rounding
+        `judged` are the queries whose noise counts. LayerReach is more than 100 times the noise, and more than rounding
         to float32, which models in float64 do inside, too. What lies between is neither.
         """
         noise, sizes = float(self.noise[layer][judged].max(initial=0.0)), self.sizes[layer]
@@ -195,7 +195,7 @@ def measure(
     run: Callable[[int], None],
     seed: int,
     others: int = 0,
-) -> Reach:
+) -> LayerReach:
     """What each layer reads in rows of `tokens` tokens when `run` calls the model with a number of rows.
 
     All are equal, but the first `others`, which are left alone.
@@ -211,7 +211,7 @@ def measure(
     noise, _ = without.moved()
     noisy = bool((noise > _MOST_NOISE).any())
     is_random = noisy and not np.array_equal(noise, called(None, drawing=1).moved()[0])
-    return Reach(sizes, without.finite, seen, noise.max(axis=2), without.epsilon, without.first_call, is_random)
+    return LayerReach(sizes, without.finite, seen, noise.max(axis=2), without.epsilon, without.first_call, is_random)
 
 
 def _as_before(by_rows: torch.Tensor, hidden: torch.Tensor, axis: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ _BLOCKS = {"block_size": BLOCK, "num_random_blocks": 2}
 
 
 @dataclass(frozen=True)
-class Subject:
+class TestedModel:
     """A model under test.
 
     `make` builds it. `takes_padding` says whether it accepts an attention mask. After building, weights are drawn
@@ -105,31 +105,31 @@ def _theirs(configuration: type, model: type, **fields: Any) -> Callable[[], nn.
 
 
 SUBJECTS = (
-    Subject("Asterism BigBird", False, _ours(f"bigbird(block={BLOCK}, random=2)", False), is_ours=True),
-    Subject("Asterism Longformer", False, _ours("longformer(window=32, globals=(0,))", False), is_ours=True),
-    Subject("Asterism FNet", False, _ours("fourier()", False), is_ours=True),
-    Subject("Asterism encoder-decoder", False, _ours_of_two_stacks(_Translating), is_ours=True),
-    Subject("Asterism decoder", True, _ours_of_two_stacks(_Writing), is_ours=True),
-    Subject("Asterism causal BigBird", True, _ours(f"bigbird_causal(block={BLOCK}, random=2)", True), is_ours=True),
-    Subject("Asterism fixed", True, _ours("fixed(stride=16, summary=2)", True), is_ours=True),
-    Subject("Hugging Face BERT", False, _theirs(BertConfig, BertForMaskedLM, **_NO_DROPOUT)),
-    Subject(
+    TestedModel("Asterism BigBird", False, _ours(f"bigbird(block={BLOCK}, random=2)", False), is_ours=True),
+    TestedModel("Asterism Longformer", False, _ours("longformer(window=32, globals=(0,))", False), is_ours=True),
+    TestedModel("Asterism FNet", False, _ours("fourier()", False), is_ours=True),
+    TestedModel("Asterism encoder-decoder", False, _ours_of_two_stacks(_Translating), is_ours=True),
+    TestedModel("Asterism decoder", True, _ours_of_two_stacks(_Writing), is_ours=True),
+    TestedModel("Asterism causal BigBird", True, _ours(f"bigbird_causal(block={BLOCK}, random=2)", True), is_ours=True),
+    TestedModel("Asterism fixed", True, _ours("fixed(stride=16, summary=2)", True), is_ours=True),
+    TestedModel("Hugging Face BERT", False, _theirs(BertConfig, BertForMaskedLM, **_NO_DROPOUT)),
+    TestedModel(
         "Hugging Face BigBird",
         False,
         _theirs(BigBirdConfig, BigBirdForMaskedLM, attention_type="block_sparse", **_BLOCKS, **_NO_DROPOUT),
     ),
-    Subject(
+    TestedModel(
         "Hugging Face Longformer",
         False,
         _theirs(LongformerConfig, LongformerForMaskedLM, attention_window=32, **_NO_DROPOUT),
     ),
-    Subject(
+    TestedModel(
         "Hugging Face FNet",
         False,
         _theirs(FNetConfig, FNetForMaskedLM, hidden_dropout_prob=0.0),
         takes_padding=False,
     ),
-    Subject(
+    TestedModel(
         "Hugging Face causal BigBird",
         True,
         _theirs(

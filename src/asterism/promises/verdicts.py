@@ -7,13 +7,13 @@ import numpy as np
 
 from asterism.errors import AsterismError
 from asterism.patterns import Pattern
-from asterism.promises.paths import Path
-from asterism.promises.reach import Reach
+from asterism.promises.paths import CallPath
+from asterism.promises.reach import LayerReach
 
 State = Literal["applied", "refused", "dropped", "undecided", "none"]
 
 
-class Verdict(NamedTuple):
+class PathVerdict(NamedTuple):
     """The outcome of a path in layers with one pattern.
 
     state    applied; refused (the model raised an error); dropped (a layer reads what its configuration hides, or does
@@ -42,14 +42,14 @@ def groups_of(patterns: Sequence[Pattern | None]) -> dict[str, tuple[int, ...]]:
 
 def judge(
     attention: str,
-    path: Path,
+    path: CallPath,
     patterns: Sequence[Pattern | None],
-    reaches: Sequence[Reach],
+    reaches: Sequence[LayerReach],
     keys: Sequence[int],
-) -> list[Verdict]:
+) -> list[PathVerdict]:
     """A verdict for each pattern. What moved in one of several measurements is read."""
     return [
-        _of_group(Verdict(attention, path.name, layers, text, "applied"), path, patterns, reaches, keys)
+        _of_group(PathVerdict(attention, path.name, layers, text, "applied"), path, patterns, reaches, keys)
         for text, layers in groups_of(patterns).items()
     ]
 
@@ -62,12 +62,12 @@ def first_line(error: Exception) -> str:
 
 
 def _of_group(
-    verdict: Verdict,
-    path: Path,
+    verdict: PathVerdict,
+    path: CallPath,
     patterns: Sequence[Pattern | None],
-    reaches: Sequence[Reach],
+    reaches: Sequence[LayerReach],
     keys: Sequence[int],
-) -> Verdict:
+) -> PathVerdict:
     """The verdict of its layers: that of the first one that does not do what its pattern says."""
     tokens = reaches[0].sizes.shape[1]
     judged = path.real(tokens) & (np.arange(tokens) < reaches[0].seen)
@@ -111,7 +111,7 @@ def _of_group(
     return verdict
 
 
-def _allowed(pattern: Pattern, path: Path, tokens: int) -> np.ndarray:
+def _allowed(pattern: Pattern, path: CallPath, tokens: int) -> np.ndarray:
     """Booleans [tokens, tokens]: who may read whom. Nobody reads padding, or another document."""
     allowed = np.zeros((tokens, tokens), bool)
     real = np.nonzero(path.real(tokens))[0]

@@ -22,10 +22,10 @@ from asterism.errors import ConfigurationError
 from asterism.patterns import Pattern
 from asterism.promises.configured import Configured, configured, find_layers, given, hides_future
 from asterism.promises.engines import engine
-from asterism.promises.paths import PATHS, Case, Path
+from asterism.promises.paths import PATHS, CallPath, PathCase
 from asterism.promises.precision import in_float64, own_dtype
 from asterism.promises.reach import Undecided, measure
-from asterism.promises.verdicts import State, Verdict, first_line, groups_of, judge
+from asterism.promises.verdicts import PathVerdict, State, first_line, groups_of, judge
 from asterism.quiet import quiet_transformers
 
 MOST_TOKENS = 2048
@@ -43,10 +43,10 @@ class WindowReport(NamedTuple):
     model: str
     notes: tuple[str, ...]
     tokens: int
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PathVerdict, ...]
 
     @property
-    def dropped(self) -> tuple[Verdict, ...]:
+    def dropped(self) -> tuple[PathVerdict, ...]:
         return tuple(verdict for verdict in self.verdicts if verdict.state == "dropped")
 
     def record(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def check_windows(
     subject = _subject(model, layers, patterns)
     chosen = _chosen(paths, subject)
     length = _length(subject, tokens)
-    verdicts: list[Verdict] = []
+    verdicts: list[PathVerdict] = []
     with quiet_transformers(), warnings.catch_warnings(), _evaluating(model):
         warnings.simplefilter("ignore")  # made into errors, they would look like refusals
         for name in attention or [_own_attention(model)]:
@@ -131,7 +131,7 @@ def _subject(model: nn.Module, layers: Any, patterns: Any) -> _Subject:
     return _Subject(model, list(layers), given(patterns, layers), False)
 
 
-def _chosen(names: Sequence[str] | None, subject: _Subject) -> list[Path]:
+def _chosen(names: Sequence[str] | None, subject: _Subject) -> list[CallPath]:
     known = {path.name: path for path in PATHS}
     if names is None:
         return list(PATHS) if isinstance(subject.model, PreTrainedModel) else [known["prefill"], known["training"]]
@@ -177,12 +177,12 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _check(subject: _Subject, attention: str, path: Path, tokens: int, refusal: str | None) -> list[Verdict]:
+def _check(subject: _Subject, attention: str, path: CallPath, tokens: int, refusal: str | None) -> list[PathVerdict]:
     """The verdicts of a path, one for each pattern of the model's layers."""
     groups = groups_of(subject.expected.patterns)
 
-    def everywhere(state: State, seen: str) -> list[Verdict]:
-        return [Verdict(attention, path.name, where, text, state, seen) for text, where in groups.items()]
+    def everywhere(state: State, seen: str) -> list[PathVerdict]:
+        return [PathVerdict(attention, path.name, where, text, state, seen) for text, where in groups.items()]
 
     if refusal is not None:
         return everywhere("refused", refusal)
@@ -196,7 +196,7 @@ def _check(subject: _Subject, attention: str, path: Path, tokens: int, refusal: 
         return everywhere("refused", first_line(error))
 
 
-def _judged(subject: _Subject, attention: str, path: Path, tokens: int) -> list[Verdict]:
+def _judged(subject: _Subject, attention: str, path: CallPath, tokens: int) -> list[PathVerdict]:
     """The verdicts in float64, or in the model's own dtype where it does not compute in that, or not finite numbers."""
     if own_dtype(subject.model) is not torch.float64:
         try:
@@ -210,12 +210,12 @@ def _judged(subject: _Subject, attention: str, path: Path, tokens: int) -> list[
     return _measured(subject, attention, path, tokens)
 
 
-def _measured(subject: _Subject, attention: str, path: Path, tokens: int) -> list[Verdict]:
+def _measured(subject: _Subject, attention: str, path: CallPath, tokens: int) -> list[PathVerdict]:
     keys = _keys(tokens)
     row = _row(subject.model, tokens)
 
     def run(rows: int) -> None:
-        path.run(subject.model, Case(row.expand(rows, -1), subject.expected.largest, path.whole))
+        path.run(subject.model, PathCase(row.expand(rows, -1), subject.expected.largest, path.whole))
 
     patterns, reaches = subject.expected.patterns, [measure(subject.layers, tokens, keys, run, 0, path.whole)]
     verdicts = judge(attention, path, patterns, reaches, keys)
@@ -226,7 +226,7 @@ def _measured(subject: _Subject, attention: str, path: Path, tokens: int) -> lis
     return verdicts
 
 
-def _caches(subject: _Subject, path: Path) -> bool:
+def _caches(subject: _Subject, path: CallPath) -> bool:
     model: Any = subject.model
     generates = not path.name.startswith("generate") or (hasattr(model, "can_generate") and model.can_generate())
     return subject.causal and generates and hasattr(getattr(model, "config", None), "use_cache")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from asterism.promises.verdicts import Verdict
+from asterism.promises.verdicts import PathVerdict
 from asterism.promises.windows import WindowReport
 
 _WORDS = {"dropped": "SILENTLY DROPPED", "none": "-"}
@@ -17,7 +17,7 @@ def windows_table(report: WindowReport) -> str:
     return "\n".join(lines)
 
 
-def _table(attention: str, verdicts: Sequence[Verdict]) -> list[str]:
+def _table(attention: str, verdicts: Sequence[PathVerdict]) -> list[str]:
     columns = list(dict.fromkeys((verdict.pattern, verdict.layers) for verdict in verdicts))
     heads = [f"{pattern} (layer{'s' * (len(layers) > 1)} {ranges(layers)})" for pattern, layers in columns]
     rows = [(path, list(group)) for path, group in groupby(verdicts, key=lambda verdict: verdict.path)]

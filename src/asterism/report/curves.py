@@ -28,7 +28,7 @@ _VALIDATION = "validation_"
 
 
 @dataclass
-class Curve:
+class RunCurve:
     """One figure over a run. `recorded` counts its values, also those that are thinned out."""
 
     name: str
@@ -68,12 +68,12 @@ def label_of(figure: str) -> str:
     return _LABELS.get(figure, figure.replace("_", " "))
 
 
-def read_curves(history: Iterable[Mapping[str, Any]], units_per_step: int | None) -> tuple[dict[str, Curve], int]:
+def read_curves(history: Iterable[Mapping[str, Any]], units_per_step: int | None) -> tuple[dict[str, RunCurve], int]:
     """The curves of a history, by name, and how many values are left out because they are not finite numbers.
 
     The time of a step follows from the speed, where `units_per_step` is known: evaluations are not part of it.
     """
-    curves: dict[str, Curve] = {}
+    curves: dict[str, RunCurve] = {}
     strange = 0
     for entry in history:
         step, seconds = number(entry.get("step")), number(entry.get("seconds"))
@@ -92,7 +92,7 @@ def read_curves(history: Iterable[Mapping[str, Any]], units_per_step: int | None
             if name not in curves:
                 if len(curves) == MOST_CURVES:
                     continue
-                curves[name] = Curve(plain(name, 60))
+                curves[name] = RunCurve(plain(name, 60))
             curves[name].points.append((int(step), seconds, found))
     curves = {curve.name: curve for curve in curves.values()}
     for curve in curves.values():

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from asterism.errors import AsterismError, CheckpointError
 from asterism.files import read_json
 from asterism.report.cost import Weights, flops_per_step, read_weights
-from asterism.report.curves import Curve, label_of, read_curves
+from asterism.report.curves import RunCurve, label_of, read_curves
 from asterism.report.layers import Layers, draw_layers
 from asterism.report.predictions import Predictions, read_predictions
-from asterism.report.reading import JsonLines, number, numbers, plain, why_not_read
+from asterism.report.reading import JsonObjects, number, numbers, plain, why_not_read
 from asterism.report.samples import read_samples
 from asterism.training.objectives.span_sizes import SpanSizes
 from asterism.training.run.folder import STATE, RunFolder
@@ -57,7 +57,7 @@ class Description:
     name: str
     folder: Path
     document: dict[str, Any]
-    curves: dict[str, Curve]
+    curves: dict[str, RunCurve]
     metric: str | None
     flops: float | None
     left_out: dict[str, str] = field(default_factory=dict)
@@ -112,10 +112,10 @@ def _usable(path: str | Path) -> Path:
 # --- history and state -----------------------------------------------------------------------------------------------
 
 
-def _history(run: RunFolder, config: AnyConfig, left_out: dict[str, str]) -> tuple[dict[str, Curve], int]:
+def _history(run: RunFolder, config: AnyConfig, left_out: dict[str, str]) -> tuple[dict[str, RunCurve], int]:
     """The curves, and how many values are left out of them."""
     units = config.batch_size * (config.context if isinstance(config, RunConfig) else 1)
-    lines = JsonLines(run.history_file)
+    lines = JsonObjects(run.history_file)
     curves, strange = read_curves(lines, units)
     remarks = [lines.remark] if lines.remark is not None else []
     if strange:
@@ -135,7 +135,7 @@ def _newest(run: RunFolder) -> Path | None:
 
 
 def _status(
-    run: RunFolder, config: AnyConfig, result: Mapping[str, Any] | None, curves: Mapping[str, Curve]
+    run: RunFolder, config: AnyConfig, result: Mapping[str, Any] | None, curves: Mapping[str, RunCurve]
 ) -> dict[str, Any]:
     """Where a run stands, in a word and in a sentence, and the commands that follow."""
     steps = max((curve.points[-1][0] for curve in curves.values()), default=0)
@@ -182,7 +182,7 @@ def _holder(lock: Path) -> str | None:
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def _score(config: AnyConfig, result: Mapping[str, Any] | None, curves: Mapping[str, Curve]) -> dict[str, Any]:
+def _score(config: AnyConfig, result: Mapping[str, Any] | None, curves: Mapping[str, RunCurve]) -> dict[str, Any]:
     """What the run is judged by, its value at the end or where the run stands, and what needs no model."""
     if isinstance(config, FineTuneConfig):
         return _task_score(result, curves)
@@ -208,7 +208,7 @@ def _score(config: AnyConfig, result: Mapping[str, Any] | None, curves: Mapping[
     }
 
 
-def _task_score(result: Mapping[str, Any] | None, curves: Mapping[str, Curve]) -> dict[str, Any]:
+def _task_score(result: Mapping[str, Any] | None, curves: Mapping[str, RunCurve]) -> dict[str, Any]:
     if result is None:
         on_the_way = [curve for curve in curves.values() if curve.is_validation]
         metric = on_the_way[0].figure if on_the_way else None
@@ -233,7 +233,7 @@ def _task_score(result: Mapping[str, Any] | None, curves: Mapping[str, Curve]) -
     }
 
 
-def _last(curves: Mapping[str, Curve], metric: str) -> float | None:
+def _last(curves: Mapping[str, RunCurve], metric: str) -> float | None:
     curve = curves.get(f"validation_{metric}")
     return None if curve is None else curve.points[-1][2]
 
@@ -242,7 +242,7 @@ def _cost(
     config: AnyConfig,
     record: Mapping[str, Any],
     result: Mapping[str, Any] | None,
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, RunCurve],
     weights: Weights | None,
     flops: float | None,
 ) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _DENSE = ("bart", "blenderbot", "m2m_100", "marian", "mbart", "mt5", "pegasus", 
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnMixer:
     """A mixer, the layers that have it, and what it does there.
 
     stack     "layers", "decoder layers", or "cross-attention of decoder layers"
@@ -93,7 +93,7 @@ class Layers:
     length: int | None
     heads: int | None
     has_decoder: bool = False
-    mixers: Sequence[Drawn] = field(default_factory=list)
+    mixers: Sequence[DrawnMixer] = field(default_factory=list)
     remark: str | None = None
     target: int | None = None
 
@@ -128,7 +128,7 @@ def draw_layers(shape: Mapping[str, Any], length: int | None, target: int | None
             _Stack("decoder layers", schedules[1], below, target, target or length),
             _Stack("cross-attention of decoder layers", schedules[2], below, target, length),
         ]
-    mixers: list[Drawn] = []
+    mixers: list[DrawnMixer] = []
     try:
         for stack in stacks:
             mixers += _distinct(stack, shape)
@@ -157,13 +157,13 @@ def _schedules(shape: Mapping[str, Any], has_decoder: bool) -> tuple[Sequence[An
     return ["dense()", "causal()", "dense()"], f"{other} Dense attention is assumed."
 
 
-def _distinct(stack: _Stack, shape: Mapping[str, Any]) -> list[Drawn]:
+def _distinct(stack: _Stack, shape: Mapping[str, Any]) -> list[DrawnMixer]:
     """The distinct mixers of a stack of layers, in the order of their first layers."""
     schedule, count = as_schedule(stack.schedule), stack.layers
     places: dict[Mixer, list[int]] = {}
     for place, mixer in enumerate(schedule.mixers[:count]):
         places.setdefault(mixer, []).append(place)
-    drawn: list[Drawn] = []
+    drawn: list[DrawnMixer] = []
     for mixer, members in places.items():
         layers = sum(len(range(place, count, schedule.period)) for place in members)
         cycles = range(0, min(count, 8 * schedule.period), schedule.period)
@@ -174,11 +174,11 @@ def _distinct(stack: _Stack, shape: Mapping[str, Any]) -> list[Drawn]:
 
 def _drawn(
     stack: _Stack, mixer: Mixer, numbers: Sequence[int], count: int, shape: Mapping[str, Any], *, is_drawn: bool
-) -> Drawn:
+) -> DrawnMixer:
     text, width, length = plain(str(mixer), 300), _first(shape, _WIDTHS) or 0, stack.keys
     if isinstance(mixer, Fourier):
         transform = 2.5 * length * width * log2(max(2, length * width))
-        return Drawn(stack.title, text, numbers, count, length, length, 1, [], None, False, transform)
+        return DrawnMixer(stack.title, text, numbers, count, length, length, 1, [], None, False, transform)
     queries = queries_to_the_end(mixer, length) if stack.queries is None else stack.queries
     pictures = []
     for head in range(min(mixer.heads, MOST_HEADS) if is_drawn else 0):
@@ -194,7 +194,7 @@ def _drawn(
     flops = 2.0 * mean * queries * heads * features
     keys = (least, mean, most)
     is_about = len(counted) < queries
-    return Drawn(stack.title, text, numbers, count, queries, length, mixer.heads, pictures, keys, is_about, flops)
+    return DrawnMixer(stack.title, text, numbers, count, queries, length, mixer.heads, pictures, keys, is_about, flops)
 
 
 def _first(shape: Mapping[str, Any], names: Sequence[str]) -> int | None:

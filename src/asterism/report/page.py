@@ -17,7 +17,7 @@ from asterism.errors import AsterismError
 from asterism.memory import amount
 from asterism.report.chart import HEIGHT, WIDTH, Chart, Line, bar, json_for_script, picture, short
 from asterism.report.compared import differences
-from asterism.report.curves import Curve, thinned
+from asterism.report.curves import RunCurve, thinned
 from asterism.report.described import Description
 from asterism.report.reading import why_not_read
 
@@ -132,7 +132,7 @@ class _View:
 
 def _charts(run: Description, room: float) -> list[Chart]:
     """A chart for each figure over steps: training and validation together."""
-    figures: dict[str, list[Curve]] = {}
+    figures: dict[str, list[RunCurve]] = {}
     for curve in run.curves.values():
         figures.setdefault(curve.figure, []).append(curve)
     order = [run.metric, "loss", "learning_rate", "step_seconds"]
@@ -157,7 +157,7 @@ def _charts(run: Description, room: float) -> list[Chart]:
     ]
 
 
-def _changes(curve: Curve) -> bool:
+def _changes(curve: RunCurve) -> bool:
     """Whether a figure has more than one value: how many tokens were scored each time is not worth a chart."""
     return len({value for *_, value in curve.points}) > 1
 
@@ -194,7 +194,7 @@ def _across(
     return Chart(title, x_label, label, lines, axis)
 
 
-def _thin(curve: Curve, room: float) -> list[tuple[int, float, float]]:
+def _thin(curve: RunCurve, room: float) -> list[tuple[int, float, float]]:
     return thinned(curve.points, max(20, round(room * len(curve.points))))
 
 

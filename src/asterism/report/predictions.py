@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from asterism.errors import AsterismError
 from asterism.presence import pair_of
-from asterism.report.reading import MOST_BYTES, MOST_TEXT, JsonLines, number, plain
+from asterism.report.reading import MOST_BYTES, MOST_TEXT, JsonObjects, number, plain
 from asterism.system import sha256_of
 from asterism.training.data.records.formats import Lines, format_of
 from asterism.training.data.records.record import source_of
@@ -69,7 +69,7 @@ class Predictions:
 
 def read_predictions(path: Path, settings: Mapping[str, Any], sha256: str, most: int) -> Predictions:
     """At most so many of the predictions in a file: half of them wrong ones, if there are so many."""
-    lines = JsonLines(path, MOST_PREDICTED)
+    lines = JsonObjects(path, MOST_PREDICTED)
     found = Predictions(file=str(path))
     places = {place for line in lines if isinstance(place := line.get("record"), str)}
     records = _Data(settings, sha256).read(places, found.remarks) if places else {}

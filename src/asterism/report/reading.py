@@ -21,7 +21,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 @dataclass
-class JsonLines:
+class JsonObjects:
     """The JSON objects of a file, one for each line; what cannot be read is counted, and left out.
 
     most     how many bytes are read

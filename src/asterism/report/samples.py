@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asterism.report.reading import MOST_TEXT, JsonLines, number, plain
+from asterism.report.reading import MOST_TEXT, JsonObjects, number, plain
 
 MOST_SAMPLES = 60
 """How many samples of a run a page shows."""
@@ -25,7 +25,7 @@ def read_samples(path: Path, learns: str, left_out: dict[str, str]) -> list[dict
     """The first and the latest samples in a file, as a page has them; what is wrong is added to `left_out`."""
     if not path.exists():
         return []
-    lines = JsonLines(path)
+    lines = JsonObjects(path)
     samples = [_sample(line, learns) for line in lines]
     if lines.remark is not None:
         left_out["samples"] = lines.remark

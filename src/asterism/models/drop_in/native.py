@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError, shown
 from asterism.models.drop_in.field import read_patterns
-from asterism.models.drop_in.places import Kind, Local, Place, find_attention, is_causal, makes_windows
+from asterism.models.drop_in.places import Kind, LocalSpan, Place, find_attention, is_causal, makes_windows
 from asterism.patterns import Pattern, blocks, causal, dense, window
 from asterism.patterns.text import bind, mentions
 from asterism.patterns.tree import Tree
@@ -37,12 +37,12 @@ def native_patterns(model: PreTrainedModel) -> tuple[Pattern, ...]:
     return patterns_of(native_locals(model, modules), is_causal(model, modules))
 
 
-def patterns_of(own: Sequence[Local | None], hides_future: bool) -> tuple[Pattern, ...]:
+def patterns_of(own: Sequence[LocalSpan | None], hides_future: bool) -> tuple[Pattern, ...]:
     """The pattern of each layer, by what it is restricted to."""
     return tuple(_pattern(local, hides_future) for local in own)
 
 
-def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[Local | None]:
+def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[LocalSpan | None]:
     """What each layer is restricted to by itself, first to last; None for one that is not.
 
     Raises ConfigurationError for a configuration that contradicts itself.
@@ -50,7 +50,7 @@ def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[Local 
     return configured_locals(model.config, len(modules), makes_windows(model))
 
 
-def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = True) -> list[Local | None]:
+def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = True) -> list[LocalSpan | None]:
     """What a configuration restricts each of its layers to; `windows`: whether a `sliding_window` without types counts.
 
     Raises ConfigurationError for a configuration that contradicts itself.
@@ -66,7 +66,9 @@ def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = Tru
         kinds = [_kind_by_fields(part, windows) for part in parts]
     else:
         kinds = [_KINDS.get(kind) for kind in types]
-    return [None if kind is None else Local(kind, _size(part, kind)) for kind, part in zip(kinds, parts, strict=True)]
+    return [
+        None if kind is None else LocalSpan(kind, _size(part, kind)) for kind, part in zip(kinds, parts, strict=True)
+    ]
 
 
 def mentions_native(given: object) -> bool:
@@ -99,7 +101,7 @@ def with_native(given: str | Sequence[Pattern | str], own: Sequence[Pattern]) ->
     return [pattern.text for pattern in read_patterns(bound, layers)]
 
 
-def require_local(locals_: Sequence[Local | None], model: PreTrainedModel) -> None:
+def require_local(locals_: Sequence[LocalSpan | None], model: PreTrainedModel) -> None:
     """Raises ConfigurationError for a model that has no window and no chunks, whose own pattern changes nothing."""
     if not any(locals_):
         whole = "causal()" if is_causal(model, find_attention(model)) else "dense()"
@@ -148,9 +150,9 @@ def check_asked(place: Place, asked: int | None, hides_future: bool) -> None:
         )
 
 
-def _pattern(local: Local | None, hides_future: bool) -> Pattern:
+def _pattern(local: LocalSpan | None, hides_future: bool) -> Pattern:
     """
-    >>> str(_pattern(Local("window", 4), True)), str(_pattern(Local("window", 4), False))
+    >>> str(_pattern(LocalSpan("window", 4), True)), str(_pattern(LocalSpan("window", 4), False))
     ('window(left=3)', 'window(left=4, right=4)')
     """
     if local is None:

@@ -18,7 +18,7 @@ from asterism.models.drop_in.interface import KNOWN_ARGUMENTS, interface_of
 Kind = Literal["window", "chunk"]
 
 
-class Local(NamedTuple):
+class LocalSpan(NamedTuple):
     """What a layer is restricted to by itself: a window or a chunk of so many tokens, as its configuration counts."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     number: int
     layers: int
     follows: bool = False
-    local: Local | None = None
+    local: LocalSpan | None = None
     hides_future: bool = False
 
 
@@ -54,7 +54,7 @@ def place_of(module: nn.Module) -> Place:
     return place
 
 
-def set_places(modules: Sequence[nn.Module], own: Sequence[Local | None] | None, hides_future: bool) -> None:
+def set_places(modules: Sequence[nn.Module], own: Sequence[LocalSpan | None] | None, hides_future: bool) -> None:
     """Tell each module, first layer to last, where it stands, and what it is restricted to if its pattern has that."""
     for number, module in enumerate(modules):
         local = None if own is None else own[number]

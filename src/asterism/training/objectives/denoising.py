@@ -180,7 +180,7 @@ class Denoising(RowObjective[Pairs]):
             pad_token_id=self.tokenizer.pad_token_id,
             decoder_start_token_id=model.config.decoder_start_token_id,
         )
-        written = cast(Any, model).generate(read, generation_config=how)[0, 1:].tolist()
+        written = cast(Any, model).generate(read, generation_config=how)[0].tolist()[1:]
         if self.end in written:
             written = written[: written.index(self.end) + 1]
         columns = {"prompt": read[0].tolist(), "text": written, "expected": wanted}
