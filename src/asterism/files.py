@@ -67,6 +67,19 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor]":
         raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
 
 
+def read_notes(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object that stands under a name in the metadata of a safetensors file. Raises CheckpointError."""
+    _require_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes = json.loads((file.metadata() or {})[name])
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
+        raise CheckpointError("damaged-file", f"{path} is damaged: {type(error).__name__}, {error}") from error
+    if not isinstance(notes, dict):
+        raise CheckpointError("damaged-file", f"{path} is damaged: its notes are no JSON object")
+    return notes
+
+
 def read_bytes(path: Path) -> bytes:
     """The contents of a file of at most `LARGEST` bytes. Raises CheckpointError."""
     _require_file(path)

@@ -19,6 +19,7 @@ from asterism.lazy import lazily
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.cache.prefix import Prefix
 from asterism.models.drop_in import drop_pattern, install, native_patterns, use_pattern
 from asterism.models.exporting import Exported, ExportedGraph, export_graph, export_native
 from asterism.models.heads.causal_lm import AsterismForCausalLM
@@ -56,6 +57,7 @@ __all__ = [
     "AsterismModel",
     "AsterismPreTrainedModel",
     "PackedTree",
+    "Prefix",
     "draft_tree",
     "Exported",
     "ExportedGraph",

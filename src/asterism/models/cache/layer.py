@@ -11,7 +11,9 @@ read of its key, so the last `restorable` tokens can be removed again (`crop`).
 Invariant: a slot that a query may read holds the key at the position that the plan says, whatever was taken back.
 """
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -26,6 +28,8 @@ from asterism.patterns import Pattern, require_causal
 
 RESTORABLE = 64
 """How many of the last tokens can always be taken back: more than transformers' assistants guess at a time."""
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 
 OUTSIDE_GRAPHS = "the slots of a cache are made by its first tokens: give the model these uncompiled, the next compiled"
 
@@ -195,6 +199,13 @@ class PatternCacheLayer(CacheLayerMixin):
             " layer.new_tokens(count))` of `cache.layers[i]`",
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PatternCacheLayer":
+        """Slots of its own; plans are shared, and so is what layers of one cache have found out."""
+        other = copy.copy(self)
+        other.groups = [slots.copied() for slots in self.groups]
+        other._latest = memo.setdefault(id(self._latest), [])
+        return other
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """How many real tokens, padding not counted, each row has seen."""
@@ -208,6 +219,11 @@ class PatternCacheLayer(CacheLayerMixin):
             for slots in self.groups
             for head in slots.group.key_heads
         }
+
+    @property
+    def key_heads(self) -> int:
+        """Hkv, once there are keys."""
+        return int(self._shapes[1])
 
     @property
     def nbytes(self) -> int:
@@ -269,6 +285,20 @@ class PatternCacheLayer(CacheLayerMixin):
                 " (PatternCache(..., restorable=n) allows n)",
             )
         return less
+
+    def restore(self, seen: Seen, heads: int, widths: Sequence[int], states: Sequence[KeysAndValues]) -> None:
+        """Become a layer of Hkv = `heads` that has seen this.
+
+        `states` are keys [B, h, w, D] and values [B, h, w, Dv] of each group of heads, in any floating dtype: the first
+        w of W = `widths` slots. Raises ValueError where they cannot be those of this pattern.
+        """
+        self.lazy_initialization(*(x.new_empty(len(x), heads, 0, x.shape[3]) for x in states[0]))
+        if not len(self.groups) == len(states) == len(widths):
+            raise ValueError(f"it has {len(states)} groups of heads, but the pattern has {len(self.groups)}")
+        for slots, (keys, values), width in zip(self.groups, states, widths, strict=True):
+            longest = max(map(seen.of, range(seen.rows)))
+            slots.restore(keys, values, width, longest)
+        self.seen = seen
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes the old row beam_idx[i] (beam search), of int64 [B']."""

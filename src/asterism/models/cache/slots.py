@@ -8,6 +8,7 @@ and nothing to take back, three slots go round in a ring, and the key of token t
     4             key 3   key 1   key 2
 """
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,23 @@ class Slots:
         with torch.inference_mode(False):  # slots are written to in any mode
             self.keys = torch.zeros(*shape, keys.shape[3], dtype=keys.dtype, device=keys.device)
             self.values = torch.zeros(*shape, values.shape[3], dtype=values.dtype, device=values.device)
+        self.holds = 0
+
+    def copied(self) -> "Slots":
+        """The same in memory of their own; the plan is shared."""
+        other = copy.copy(self)
+        with torch.inference_mode(False), torch.no_grad():
+            other.keys, other.values = self.keys.clone(), self.values.clone()
+        return other
+
+    def restore(self, keys: torch.Tensor, values: torch.Tensor, width: int, longest: int) -> None:
+        """Become W = `width` slots, the first w of which hold keys [B, h, w, D] and values [B, h, w, Dv], in their
+        dtype, of rows of at most `longest` tokens. Raises ValueError for other shapes than those have."""
+        shape = len(keys), len(self.group.key_heads), self.plan.used(longest)
+        alike = keys.dtype == values.dtype and keys.is_floating_point() and keys.device == values.device
+        if not (keys.shape[:3] == values.shape[:3] == shape and alike and type(width) is int and width >= shape[2]):
+            raise ValueError(f"slots {list(keys.shape)} and {list(values.shape)} of {width} where {list(shape)} belong")
+        self.keys, self.values = _widened(keys, width), _widened(values, width)
         self.holds = 0
 
     def of(self, states: torch.Tensor) -> torch.Tensor:
