@@ -22,13 +22,14 @@ from asterism.presence import require_checkpoint, require_model
 from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
 from asterism.system import sha256_of
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.data.corpora.tokenization import has_tokenizer
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.objectives.footprint import require_memory_to_load
 from asterism.training.pipeline import open_run
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.device import device_of_runs
 from asterism.training.settings.configuration import Dtype, RunConfig
-from asterism.training.tasks.models import TOKENIZER_FILES, longest
+from asterism.training.tasks.models import longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,7 @@ def open_causal(
 ) -> CausalModel:
     """Load a causal model with its tokenizer from the folder of a run, or from one of transformers.
 
-    A run must have learned to predict the next byte of a text. A model of transformers gets `pattern`, as by
+    A run must have learned to predict the next byte or token of a text. A model of transformers gets `pattern`, as by
     `use_pattern`: "native" is that of its own windows; without one it computes as its folder says. `dtype` is that of
     the weights of a model of transformers: "auto" is that of the folder, or "float32", "bfloat16", "float16",
     "float64". The model is on the device of runs (`computing_on`). Nothing is downloaded, and no pickle is read.
@@ -137,17 +138,18 @@ def open_causal(
 def _of_run(folder: Path) -> CausalModel:
     run = open_run(folder)
     config = run.config
-    if not (isinstance(run.objective, CausalBytes) and isinstance(config, RunConfig)):
+    if not (isinstance(run.objective, CausalTokens) and isinstance(config, RunConfig)):
         raise ConfigurationError(
-            "run-not-causal", f"{folder} has learned {config.objective}; only runs that predict the next byte can write"
+            "run-not-causal", f"{folder} has learned {config.objective}; only runs that predict the next byte or token can write"
         )
     if config.modality != RunConfig.modality or config.record_length is not None:
         raise ConfigurationError("run-not-text", f"{folder} has learned {config.reads()}, not bytes of texts")
-    return CausalModel(folder, run.model, byte_tokenizer(config.context), config.dtype)
+    tokenizer = byte_tokenizer(config.context) if run.tokenizer is None else run.tokenizer
+    return CausalModel(folder, run.model, tokenizer, config.dtype)
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise CheckpointError(
             "tokenizer-missing", f"{folder} holds no tokenizer; add the one that the model was trained with"
         )

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import read_json
 from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.importing.checkpoint import ARCHITECTURES
-from asterism.training.data.corpora.tokenization import Vocabulary
+from asterism.training.data.corpora.tokenization import Vocabulary, start_of_text
 from asterism.training.objectives.footprint import require_memory, require_memory_to_load
 from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.folder import model_folder
@@ -75,6 +75,11 @@ class Pretraining(Objective[Data]):
                 f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, but the model embeds {size:,}",
             )
 
+    @classmethod
+    def counts_in(cls, vocabulary: Vocabulary) -> str:
+        """The unit in which a run with this vocabulary counts what it reads."""
+        return cls.unit
+
     # --- what is the same for all -----------------------------------------------------------------------------------
 
     def facts(self, corpus: Data, steps: int) -> dict[str, Any]:
@@ -114,8 +119,10 @@ class Pretraining(Objective[Data]):
         vocabulary = cls.vocabulary(config, source)
         if own is not None:
             return own, vocabulary, read_shape(own)
-        shape = _new_shape(config, vocabulary) if source is None else cls._initial_shape(config, source, vocabulary)
-        return source, vocabulary, shape
+        if source is not None:
+            return source, vocabulary, cls._initial_shape(config, source, vocabulary)
+        writes = issubclass(cls.model_class(config), GenerationMixin)
+        return None, vocabulary, _new_shape(config, vocabulary, writes)
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
         return self.model_class(self.config)(shape)
@@ -166,8 +173,10 @@ class Pretraining(Objective[Data]):
         return shape
 
 
-def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
+def _new_shape(config: RunConfig, vocabulary: Vocabulary, writes: bool) -> AsterismConfig:
     """The configuration of a new model: the vocabulary of its tokenizer, and positions for one context.
+
+    One that `writes` has the tokens that start and end a text.
 
     Raises ConfigurationError for a vocabulary or context that is too large for the model.
     """
@@ -185,4 +194,7 @@ def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
     tokens = {"pad_token_id": vocabulary.padding}
     if shape["decoder_mixers"] is not None:
         tokens |= {"eos_token_id": vocabulary.end, "decoder_start_token_id": vocabulary.start}
+    elif writes and not vocabulary.is_values:
+        start = vocabulary.start if vocabulary.tokenizer is None else start_of_text(vocabulary.tokenizer)
+        tokens |= {"bos_token_id": start, "eos_token_id": vocabulary.end}
     return AsterismConfig(**tokens, **shape)

@@ -202,8 +202,8 @@ class RunConfig(TrainingConfig):
     )
     modality: str = _setting(MODALITIES, "bytes()")
     tokenizer: str = _setting(
-        """"bytes"; "bpe:SIZE" or "unigram:SIZE", trained on the data; for genomes "bases", "kmer:LENGTH" or
-        "dna-bpe:SIZE"; or the folder of a tokenizer""",
+        """"bytes" ("causal" and "prefix_lm" then read the values of `modality`); "bpe:SIZE" or "unigram:SIZE", trained
+        on the data; for genomes "bases", "kmer:LENGTH" or "dna-bpe:SIZE"; or the folder of a tokenizer""",
         "bytes",
     )
     record_length: int | None = _setting(
@@ -248,6 +248,8 @@ class RunConfig(TrainingConfig):
         self._require("target_length", fits, f"must be from 8 to context={self.context}")
         is_sequence = self.record_length in (None, self.context)
         self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
+        reads_values = self.record_length is None or self.tokenizer == RunConfig.tokenizer
+        self._require("record_length", reads_values, f"is for bytes without a tokenizer, got tokenizer={self.tokenizer}")
         self._require_entry("objective", OBJECTIVES)
         self._require_modality()
         shortest = OBJECTIVES[self.objective].shortest_context
