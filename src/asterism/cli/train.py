@@ -116,7 +116,7 @@ GROUPS = (
     Group(
         "data and task",
         ("recipe", "data", "objective", "tokenizer", "init_from"),
-        ("modality", "record_length", "next_sentence", "kept_sentences", "target_length"),
+        ("pattern", "modality", "record_length", "next_sentence", "kept_sentences", "target_length"),
     ),
     Group(
         "model",

@@ -71,9 +71,9 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
 
     The model is new, or the one that the configuration names. With `resume`, the configuration must be the recorded
     one, and a finished run is only reported, or trained further if `steps` is greater than those it took (its learning
-    rate then rises and falls once more: `run/further.py`). The data may have moved, if their hash is the same. `progress` shows a bar
-    or lines on stderr. On SIGINT and SIGTERM, the current step ends, a checkpoint is written, and the run stops. The
-    caller's random generators do not change.
+    rate then rises and falls once more: `run/further.py`). The data may have moved, if their hash is the same.
+    `progress` shows a bar or lines on stderr. On SIGINT and SIGTERM, the current step ends, a checkpoint is written,
+    and the run stops. The caller's random generators do not change.
 
     Raises ConfigurationError, PatternError or DataError for a run that cannot work, CheckpointError for a folder that
     is in use or damaged, and NonFiniteLossError if training diverges. The last checkpoint is kept.

@@ -31,7 +31,9 @@ def data(tmp_path_factory):
     """Documents of 10 to 400 bytes, some letters of two and three bytes."""
     folder, draw = tmp_path_factory.mktemp("data"), random.Random(4)
     for number in range(300):
-        lines = [f"größe_{draw.randrange(9)} = €{draw.randrange(99)} + {number % 7}\n" for _ in range(draw.randint(1, 12))]
+        lines = [
+            f"größe_{draw.randrange(9)} = €{draw.randrange(99)} + {number % 7}\n" for _ in range(draw.randint(1, 12))
+        ]
         (folder / f"{number:03}.py").write_text("".join(lines))
     return folder
 
@@ -231,7 +233,9 @@ def test_a_tokenizer_that_does_not_fit_is_refused(finished, small, tmp_path):
 
 def test_the_command_line_trains_and_continues(data, tmp_path, monkeypatch, capfdbinary):
     monkeypatch.chdir(tmp_path)
-    words = "train run --recipe gpt-tiny --steps 2 --context 32 --model.hidden-size 48 --tokenizer bpe:300 --dtype float32"
+    words = (
+        "train run --recipe gpt-tiny --steps 2 --context 32 --model.hidden-size 48 --tokenizer bpe:300 --dtype float32"
+    )
     assert main([*words.split(), "--data", str(data), "--report-bytes", "500"]) == 0
     assert "bits per byte" in capfdbinary.readouterr().out.decode()
     assert main(["generate", "run", "--prompt", "größe", "--add", "5"]) == 0

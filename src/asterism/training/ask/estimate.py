@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.compiler import compile_pattern
+from asterism.errors import ConfigurationError
 from asterism.kernels.choice.prices import expected_rates
 from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern, mixer_counts
@@ -94,7 +95,14 @@ def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[
     """The objective, its vocabulary, and the model's configuration."""
     objective = OBJECTIVES.load(config.objective)
     assert issubclass(objective, Pretraining)  # as the configuration's kind says
-    return objective, *objective.foundations(config, own)[1:]
+    _, vocabulary, shape = objective.foundations(config, own)
+    if not isinstance(shape, AsterismConfig):
+        raise ConfigurationError(
+            "estimate-of-stock",
+            f"init_from: a dry run counts models of ours only, not {shape.model_type} models: leave --dry-run out, and"
+            " end a trial with --steps",
+        )
+    return objective, vocabulary, shape
 
 
 def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig) -> tuple[int, int]:

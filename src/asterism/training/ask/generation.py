@@ -151,8 +151,8 @@ def generate_file(
     if opened.tokenizer is not None:
         raise ConfigurationError(
             "output-of-tokens",
-            f"generate: {opened.folder.path} has a tokenizer and writes text, not files; leave --output out and redirect"
-            " the standard output",
+            f"generate: {opened.folder.path} has a tokenizer and writes text, not files: leave --output out, and"
+            " redirect the standard output",
         )
     modality = config.reads()
     modality.refuse_output(path)

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
-from asterism.models import AsterismForCausalLM
+from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.randomness import derive, isolated
 from asterism.training.data.corpora.bytes import compressed
 from asterism.training.data.corpora.modality import Modality
@@ -42,7 +42,8 @@ from asterism.training.data.corpora.windows import (
     plan_pieces,
     read_windows,
 )
-from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.objectives.pretraining import Pretraining, model_type_of
+from asterism.training.objectives.stock import followed_shape, load_causal, new_causal, without_cache
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question, refuse_reader
@@ -110,6 +111,25 @@ class CausalTokens(Pretraining[WindowCorpus]):
         return model_inputs(torch.zeros(sequences, config.context + 1, dtype=torch.int64))
 
     @classmethod
+    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> PreTrainedConfig:
+        """Also that of a causal model of transformers, which follows the pattern."""
+        if model_type_of(folder) == AsterismConfig.model_type:
+            return super()._initial_shape(config, folder, vocabulary)
+        shape = followed_shape(folder, config.pattern, config.context, "init_from: ")
+        cls.refuse_start(config, shape.vocab_size, vocabulary, folder)
+        return shape
+
+    def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
+        if isinstance(shape, AsterismConfig):
+            return super().new_model(shape)
+        return without_cache(new_causal(shape))
+
+    def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
+        if init_from is None or isinstance(shape, AsterismConfig):
+            return super().initial_model(shape, init_from)
+        return without_cache(load_causal(init_from, torch.float32, shape, "init_from: ")), []
+
+    @classmethod
     def refuse_start(cls, config: RunConfig, size: int, vocabulary: Vocabulary, folder: Path) -> None:
         """A model of bytes has one embedding for each; a tokenizer may have fewer tokens than the model."""
         if not vocabulary.is_values:
@@ -117,8 +137,8 @@ class CausalTokens(Pretraining[WindowCorpus]):
         elif size != vocabulary.size:
             raise ConfigurationError(
                 "vocabulary-differs",
-                f"init_from: {folder} has no tokenizer, so objective {config.objective} predicts {vocabulary.size} bytes,"
-                f" but its model has a vocabulary of {size:,}; add its tokenizer to the folder",
+                f"init_from: {folder} has no tokenizer, so objective {config.objective} predicts {vocabulary.size}"
+                f" bytes, but its model has a vocabulary of {size:,}; add its tokenizer to the folder",
             )
 
     @classmethod
@@ -161,7 +181,17 @@ class CausalTokens(Pretraining[WindowCorpus]):
 
     def batch(self, corpus: WindowCorpus, step: int) -> dict[str, torch.Tensor]:
         """Random windows of the training split: `model_inputs` of [batch_size, context + 1]."""
-        return model_inputs(corpus.draw(step, self.config.batch_size), corpus.train.border)
+        return self._labelled(model_inputs(corpus.draw(step, self.config.batch_size), corpus.train.border))
+
+    def _labelled(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """With labels for models that shift them: those of the first column, and all but the last of the others.
+
+        Many such models use `shift_labels` where they are there; the others do not learn from the last column.
+        """
+        if self.model_shifts:
+            wanted = batch["shift_labels"]
+            batch["labels"] = torch.cat([torch.full_like(wanted[:, :1], IGNORED), wanted[:, :-1]], dim=1)
+        return batch
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Bits per byte instead of nats per token."""
@@ -322,15 +352,14 @@ class CausalTokens(Pretraining[WindowCorpus]):
         return torch.tensor([list(text if text and modality.is_stream else b"\0" + text)])
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
-        """The tokens of classes stand only at the beginning of sequences and are never drawn. A text of tokens ends with
-        its document."""
+        """Draw what follows. The tokens of classes stand only at the beginning of sequences and are never drawn. A text
+        of tokens ends with its document."""
         classes = range(FIRST_CLASS, self.config.reads().vocabulary_size)
         suppressed: dict[str, Any] = {"suppress_tokens": list(classes)} if classes else self.ending
         with arithmetic(self.config.dtype, model.device):
             output = cast(Any, model).generate(starts.to(model.device), **sampling, **suppressed)
         values: torch.Tensor = output[:, starts.shape[1] :].cpu()
         return values
-
 
     @property
     def ending(self) -> dict[str, Any]:
@@ -396,9 +425,9 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
 def bits_per_byte(
     model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig, evaluator: Evaluator
 ) -> float:
-    """The sum of -log2 p(value) over the values that `plan` scores in a split, over their bytes, in the run's arithmetic.
+    """The sum of -log2 p(value) over the values that `plan` scores in a split, divided by the number of their bytes.
 
-    The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
+    The model computes in the run's arithmetic and is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
     windows.
     """
     columns = np.arange(config.context)
@@ -414,5 +443,7 @@ def bits_per_byte(
         losses = F.cross_entropy(logits, wanted, reduction="none", ignore_index=IGNORED)
         return {"nats": losses.double().sum().item()}
 
-    found = evaluator.sums(model, config, range(len(plan.starts)), read, measure, arguments=("input_ids", "position_ids"))
+    found = evaluator.sums(
+        model, config, range(len(plan.starts)), read, measure, arguments=("input_ids", "position_ids")
+    )
     return found["nats"] / math.log(2) / plan.bytes_scored

@@ -1,4 +1,4 @@
-"""Predict the bytes or tokens after a prefix (Liu 2018; Raffel 2020, section 3.2.2). The prefix is read but not predicted.
+"""Predict what follows a prefix (Liu 2018; Raffel 2020, section 3.2.2). The prefix is read but not predicted.
 
 The model is causal, so it reads the prefix from the left only. T5's prefix LM reads it in both directions. The metrics
 are those of the objective "causal", over all bytes.
@@ -24,4 +24,4 @@ class PrefixTokens(CausalTokens):
         for row, labels in enumerate(batch["shift_labels"]):
             prefix = of_row(self.config.seed, step, row).integers(1, self.config.context, endpoint=True)
             labels[: prefix - 1] = IGNORED  # column i predicts byte i + 1
-        return batch
+        return self._labelled(batch)

@@ -1,6 +1,6 @@
 """The common part of objectives that train a model of ours on text or bytes: from a `RunConfig` to a `Setup`.
 
-A run begins with a new model, or with one of ours that was imported or trained before, in the folder `init_from`. The
+A run begins with a new model, or with one that was imported or trained before, in the folder `init_from`. The
 shape, weights and tokenizer of that model replace those of the configuration. A resumed run reads its newest
 checkpoint, and no longer needs the model with which it began.
 """
@@ -31,9 +31,13 @@ UNUSED = ("pooler.", "next_sentence.")
 
 
 class Pretraining(Objective[Data]):
-    """An objective whose runs have a `RunConfig`."""
+    """An objective whose runs have a `RunConfig`.
+
+    model_shifts  whether the model shifts labels itself, as those of transformers do
+    """
 
     config: RunConfig
+    model_shifts: bool = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -100,6 +104,7 @@ class Pretraining(Objective[Data]):
         source, vocabulary, shape = cls.foundations(config, own)
         notes = require_memory(config, cls, shape)
         objective, corpus = cls.prepare(config, vocabulary)
+        objective.model_shifts = not isinstance(shape, AsterismConfig)
         objective.notes = (*objective.notes, *corpus.notes, *notes)
         return Setup(
             asked=config,
@@ -110,7 +115,9 @@ class Pretraining(Objective[Data]):
         )
 
     @classmethod
-    def foundations(cls, config: RunConfig, own: Path | None = None) -> tuple[Path | None, Vocabulary, AsterismConfig]:
+    def foundations(
+        cls, config: RunConfig, own: Path | None = None
+    ) -> tuple[Path | None, Vocabulary, PreTrainedConfig]:
         """The folder of the existing model, if there is one; the vocabulary; and the model's configuration."""
         source = own
         if own is None and config.init_from is not None:
@@ -134,13 +141,12 @@ class Pretraining(Objective[Data]):
         return model, []
 
     @classmethod
-    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> AsterismConfig:
+    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> PreTrainedConfig:
         """The configuration of the model in a folder, from which a run begins.
 
         Raises CheckpointError for a model of another class, and ConfigurationError for one that the run cannot use.
         """
-        document = read_json(folder / "config.json")
-        model_type = document.get("model_type") if isinstance(document, dict) else None
+        model_type = model_type_of(folder)
         if model_type != AsterismConfig.model_type:
             remedy = ": `asterism import` makes one of ours of it" if model_type in ARCHITECTURES else ""
             raise CheckpointError(
@@ -170,7 +176,13 @@ class Pretraining(Objective[Data]):
                 "token-types",
                 f"init_from: next_sentence needs two token types, but {folder} has {shape.type_vocab_size}",
             )
-        return shape
+        return shape if config.pattern is None else type(shape)(**shape.to_dict() | {"mixers": config.pattern})
+
+
+def model_type_of(folder: Path) -> str | None:
+    """What the configuration of the model in a folder says it is. Raises CheckpointError."""
+    document = read_json(folder / "config.json")
+    return document.get("model_type") if isinstance(document, dict) else None
 
 
 def _new_shape(config: RunConfig, vocabulary: Vocabulary, writes: bool) -> AsterismConfig:

@@ -215,7 +215,11 @@ def _written(
         "minutes": state.seconds / 60,
         "corpus": corpus["name"],
         "corpus_sha256": corpus["sha256"],
-        "notes": [*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds, state.begun), *outcome.notes],
+        "notes": [
+            *record["notes"],
+            *notes_at_the_end(setup.config, state.step, state.seconds, state.begun),
+            *outcome.notes,
+        ],
         **setup.objective.results(setup.corpus, outcome.metrics, state.step),
     }
     run.append_samples(state.step, outcome.samples)

@@ -54,14 +54,18 @@ class Registry(dict[str, Entry]):
 
 
 OBJECTIVES = Registry(
-    causal=Entry(f"{_OBJECTIVES}.causal:CausalTokens", settings=("modality", "record_length", "tokenizer"), recipe="bytes-small"),
+    causal=Entry(
+        f"{_OBJECTIVES}.causal:CausalTokens", settings=("modality", "record_length", "tokenizer"), recipe="bytes-small"
+    ),
     mlm=Entry(
         f"{_OBJECTIVES}.masked:MaskedTokens",
         settings=("modality", "tokenizer", "next_sentence"),
         shortest_context=16,
         recipe="bigbird-tiny",
     ),
-    prefix_lm=Entry(f"{_OBJECTIVES}.prefix:PrefixTokens", settings=("modality", "record_length", "tokenizer"), recipe="bytes-small"),
+    prefix_lm=Entry(
+        f"{_OBJECTIVES}.prefix:PrefixTokens", settings=("modality", "record_length", "tokenizer"), recipe="bytes-small"
+    ),
     span_corruption=Entry(
         f"{_OBJECTIVES}.span_corruption:SpanCorruption",
         settings=("tokenizer",),

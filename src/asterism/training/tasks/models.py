@@ -23,6 +23,7 @@ from asterism.shape import check_values
 from asterism.training.data.corpora.tokenization import has_tokenizer, is_of_values, value_tokenizer
 from asterism.training.tasks.answers import Answers, WrittenAnswers
 
+
 def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
     """The tokenizer of a model folder, and the configuration of its model.
 
