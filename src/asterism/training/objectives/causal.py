@@ -295,7 +295,7 @@ class CausalTokens(Pretraining[WindowCorpus]):
             for minimum, plan in plans.items()
         )
         baselines = self._baselines(splits, split, lead, stop)
-        figures = {"split": split, "bytes_scored": scored, "scores": scores, "baselines": baselines}
+        figures: dict[str, Any] = {"split": split, "bytes_scored": scored, "scores": scores, "baselines": baselines}
         if self.tokenizer is not None:
             figures["context_unit"] = "tokens"
         return Evaluation(
@@ -427,8 +427,8 @@ def bits_per_byte(
 ) -> float:
     """The sum of -log2 p(value) over the values that `plan` scores in a split, divided by the number of their bytes.
 
-    The model computes in the run's arithmetic and is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows.
+    The model computes in the run's arithmetic and is left in evaluation mode. Sums are in float64, so that the result
+    does not depend on the number of windows.
     """
     columns = np.arange(config.context)
 

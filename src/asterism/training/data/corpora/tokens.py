@@ -28,6 +28,7 @@ class TokenPieces(Pieces):
     """
 
     is_stream = True
+    border: Border
 
     def __init__(self, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         end, start = end_of(tokenizer), start_of_text(tokenizer)
@@ -119,7 +120,7 @@ class TokenSplits(Splits):
     def record(self) -> dict[str, Any]:
         """Name, hash, and the sizes of each split that a run reads."""
         used: tuple[Split, ...] = ("train", "validation")
-        sizes = {
+        sizes: dict[str, Any] = {
             split: {
                 "bytes": self.length(split),
                 "tokens": len(self.pieces(split).stream.tokens),
@@ -132,5 +133,5 @@ class TokenSplits(Splits):
 
 def decoded(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
     """The text of tokens, int [tokens], without those that are special."""
-    text: str = tokenizer.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return text
+    text = tokenizer.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)

@@ -161,7 +161,7 @@ def plan_pieces(pieces: Pieces, context: int, minimum_context: int, lead: int, s
         for begin, end in zip(pieces.bounds[:-1].tolist(), pieces.bounds[1:].tolist(), strict=True)
         if begin + lead < min(end, stop)
     ]
-    none = [np.zeros(0, dtype=np.int64)] * 3
-    starts, firsts, stops = (np.concatenate(part) for part in zip(*(plans or [none]), strict=True))
+    none: list[Windows] = [(np.zeros(0, dtype=np.int64),) * 3]
+    starts, firsts, stops = (np.concatenate(part) for part in zip(*(plans or none), strict=True))
     sizes = pieces.bytes_before(starts + stops) - pieces.bytes_before(starts + firsts)
     return ScoringPlan(starts, firsts, stops, sizes)
