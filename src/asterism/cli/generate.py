@@ -1,7 +1,7 @@
 """asterism generate: continue a prompt with a trained model, or write pictures, sounds or sequences to a file.
 
 Without --output the prompt is text. Its continuation goes to standard output: raw bytes to a file or pipe, readable
-text to a terminal.
+text to a terminal. A model of tokens stops where it ends the text.
 
 With --output the prompt is a file, and a model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes a
 new one: new sequences, a longer file, or held-out pieces next to their completion by the model (--complete). Finished
@@ -135,7 +135,7 @@ def _parser() -> Parser:
         dest="length",
         type=whole_number(1),
         metavar="N",
-        help="bytes, samples, pixels or bases to add (default: 500 bytes; to a file, up to the context)",
+        help="bytes, tokens, samples, pixels or bases to add (default: 500; to a file, up to the context)",
     )
     former = {"type": whole_number(1), "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("--length", **former)  # the name of --add in older commands

@@ -90,6 +90,14 @@ def recorded(folder: str, kind: type[Config]) -> Config:
     return config
 
 
+def finished_after(folder: str) -> int | None:
+    """The number of steps of the run in a folder; None if it is not finished."""
+    from asterism.training.run.folder import RunFolder  # takes seconds to import
+
+    result = RunFolder(folder).read_record()["result"]
+    return None if result is None else int(result["steps"])
+
+
 class SettingsParser(ArgumentParser):
     """jsonargparse's parser of one verb, with a help of its own.
 

@@ -20,6 +20,7 @@ from asterism.cli.settings import (
     OPTIMIZER,
     Group,
     SettingsParser,
+    finished_after,
     folder_of,
     print_help,
     read_words,
@@ -115,7 +116,7 @@ GROUPS = (
     Group(
         "data and task",
         ("recipe", "data", "objective", "tokenizer", "init_from"),
-        ("modality", "record_length", "next_sentence", "kept_sentences", "target_length"),
+        ("pattern", "modality", "record_length", "next_sentence", "kept_sentences", "target_length"),
     ),
     Group(
         "model",
@@ -138,7 +139,7 @@ GROUPS = (
 OWN = (
     ("RUN", "folder of the run (default: runs/RECIPE); --folder RUN is the same"),
     ("--config PATH", "YAML or JSON file of settings"),
-    ("--resume", "continue the run in RUN with its settings"),
+    ("--resume", "continue the run in RUN with its settings; with --steps MORE, train a finished run further"),
     ("--dry-run", "print parameters, FLOPs, memory and time; train nothing"),
     ("--print-config", "print all settings as YAML for --config"),
     ("--json", "print one JSON document instead of text"),
@@ -161,9 +162,10 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     folder = folder_of(run, asked["folder"]) or f"runs/{name}"
     with waiting("reading the settings"):
         base = recorded(folder, RunConfig) if asked["resume"] else recipe(name)
+        done = finished_after(folder) if asked["resume"] else 0
     if asked["init_from"] and not asked["resume"]:
         base = replace(base, init_from=asked["init_from"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
-    if asked["steps"] != _NOT_GIVEN and asked["minutes"] is None and not asked["resume"]:
+    if asked["minutes"] is None and done is not None and asked["steps"] > done:
         base = replace(base, minutes=None)  # else a run of 100,000 steps would end with the ten minutes of its recipe
     parser = _parser(asdict(base))
     print_help(parser, words, OWN, GROUPS)

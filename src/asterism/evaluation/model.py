@@ -2,33 +2,29 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from asterism.errors import AsterismError, CheckpointError, ConfigurationError
+from asterism.errors import CheckpointError, ConfigurationError
 from asterism.evaluation.byte_tokens import byte_tokenizer
-from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
+from asterism.files import LOCAL, check_model_folder
 from asterism.models import use_pattern
 from asterism.models.drop_in.field import NativeWindow
 from asterism.presence import require_checkpoint, require_model
 from asterism.quiet import quiet_transformers
-from asterism.randomness import isolated
 from asterism.system import sha256_of
-from asterism.training.objectives.causal import CausalBytes
-from asterism.training.objectives.footprint import require_memory_to_load
+from asterism.training.data.corpora.tokenization import has_tokenizer
+from asterism.training.objectives.causal import CausalTokens
+from asterism.training.objectives.stock import load_causal, readable
 from asterism.training.pipeline import open_run
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.device import device_of_runs
 from asterism.training.settings.configuration import Dtype, RunConfig
-from asterism.training.tasks.models import TOKENIZER_FILES, longest
+from asterism.training.tasks.models import longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +102,7 @@ def open_causal(
 ) -> CausalModel:
     """Load a causal model with its tokenizer from the folder of a run, or from one of transformers.
 
-    A run must have learned to predict the next byte of a text. A model of transformers gets `pattern`, as by
+    A run must have learned to predict the next byte or token of a text. A model of transformers gets `pattern`, as by
     `use_pattern`: "native" is that of its own windows; without one it computes as its folder says. `dtype` is that of
     the weights of a model of transformers: "auto" is that of the folder, or "float32", "bfloat16", "float16",
     "float64". The model is on the device of runs (`computing_on`). Nothing is downloaded, and no pickle is read.
@@ -125,7 +121,7 @@ def open_causal(
             )
         return _of_run(folder)
     tokenizer = _tokenizer(folder)
-    model = _model(folder, _dtype(dtype))
+    model = load_causal(folder, _dtype(dtype))
     if pattern is not None:
         use_pattern(model, pattern, native_window=native_window)
     elif native_window is not None:
@@ -137,54 +133,26 @@ def open_causal(
 def _of_run(folder: Path) -> CausalModel:
     run = open_run(folder)
     config = run.config
-    if not (isinstance(run.objective, CausalBytes) and isinstance(config, RunConfig)):
+    if not (isinstance(run.objective, CausalTokens) and isinstance(config, RunConfig)):
         raise ConfigurationError(
-            "run-not-causal", f"{folder} has learned {config.objective}; only runs that predict the next byte can write"
+            "run-not-causal",
+            f"{folder} has learned {config.objective}; only runs that predict the next byte or token can write",
         )
     if config.modality != RunConfig.modality or config.record_length is not None:
         raise ConfigurationError("run-not-text", f"{folder} has learned {config.reads()}, not bytes of texts")
-    return CausalModel(folder, run.model, byte_tokenizer(config.context), config.dtype)
+    tokenizer = byte_tokenizer(config.context) if run.tokenizer is None else run.tokenizer
+    return CausalModel(folder, run.model, tokenizer, config.dtype)
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise CheckpointError(
             "tokenizer-missing", f"{folder} holds no tokenizer; add the one that the model was trained with"
         )
-    with _readable(folder):
+    with readable(folder):
         check_model_folder(folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **LOCAL)
     return tokenizer
-
-
-def _model(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
-    if not any(folder.glob("*.safetensors")):
-        raise CheckpointError(
-            "safetensors-missing", f"{folder} holds no weights as safetensors; no other format is read"
-        )
-    require_memory_to_load(folder, "")
-    with isolated(0), quiet_transformers(), _readable(folder):
-        config = AutoConfig.from_pretrained(folder, **LOCAL)
-        if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
-            raise ConfigurationError(
-                "model-not-causal",
-                f"{folder} holds a {config.model_type} model, which reads the future; give a causal one",
-            )
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
-        )
-    model: PreTrainedModel = loaded[0]
-    _refuse_incomplete(folder, loaded[1])
-    return model
-
-
-def _refuse_incomplete(folder: Path, found: Mapping[str, Any]) -> None:
-    missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
-    if missing:
-        raise CheckpointError(
-            "incomplete-weights",
-            f"{folder} lacks {len(missing)} tensors of its model, or has them in another shape, such as {missing[0]}",
-        )
 
 
 def _dtype(name: str) -> str | torch.dtype:
@@ -194,16 +162,3 @@ def _dtype(name: str) -> str | torch.dtype:
     if name not in known:
         raise ConfigurationError("unknown-dtype", f"dtype must be auto, {', '.join(known)}, got {name!r}")
     return known[name]
-
-
-@contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    """Whatever transformers raises for a folder that it cannot read, as a CheckpointError of one line."""
-    try:
-        yield
-    except AsterismError:
-        raise
-    except (AssertionError, OSError, ImportError, RuntimeError, SafetensorError, *DAMAGED) as error:
-        raise CheckpointError(
-            "unreadable-model", f"{folder} holds no readable causal model and tokenizer: {why_unread(error)}"
-        ) from error

@@ -30,6 +30,7 @@ from asterism.training.run.division import weighed
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RENEWED, RunFolder
+from asterism.training.run.further import LIMITS, goes_further, reopen
 from asterism.training.run.metrics import Evaluation, Question, Report
 from asterism.training.run.objective import Objective
 from asterism.training.run.processes import Processes, compare, joined
@@ -69,9 +70,10 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
     """Train a model into a run folder, or resume the run in it.
 
     The model is new, or the one that the configuration names. With `resume`, the configuration must be the recorded
-    one, and a finished run is only reported. The data may have moved, if their hash is the same. `progress` shows a bar
-    or lines on stderr. On SIGINT and SIGTERM, the current step ends, a checkpoint is written, and the run stops. The
-    caller's random generators do not change.
+    one, and a finished run is only reported, or trained further if `steps` is greater than those it took (its learning
+    rate then rises and falls once more: `run/further.py`). The data may have moved, if their hash is the same.
+    `progress` shows a bar or lines on stderr. On SIGINT and SIGTERM, the current step ends, a checkpoint is written,
+    and the run stops. The caller's random generators do not change.
 
     Raises ConfigurationError, PatternError or DataError for a run that cannot work, CheckpointError for a folder that
     is in use or damaged, and NonFiniteLossError if training diverges. The last checkpoint is kept.
@@ -83,6 +85,8 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
         with processes.agreed():
             if processes.leads:
                 stack.enter_context(run.held())
+                if resume and isinstance(config, RunConfig) and goes_further(run, config):
+                    reopen(run, config)
         own = processes.decided(lambda: str(run.latest_checkpoint() or "") if resume else "")
         display = stack.enter_context(closing(make_display(progress and processes.leads)))
         display.doing("choosing the arithmetic")  # may time matrix products
@@ -95,8 +99,10 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
 
 def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
     """Whether the run to resume is finished. Raises ConfigurationError if its settings are different."""
-    finished = run.read_record()["result"] is not None
-    _refuse_other_settings(run.read_config(), config, run if finished else None)
+    recorded, finished = run.read_config(), run.read_record()["result"] is not None
+    if goes_further(run, config):
+        recorded, finished = replace(recorded, **{name: getattr(config, name) for name in LIMITS}), False
+    _refuse_other_settings(recorded, config, run if finished else None)
     if finished:
         run.tidy()
         if run.is_renewed(config):
@@ -218,7 +224,8 @@ def generate(
 ) -> bytes:
     """Sample `length` bytes that continue `prompt`, from a run or the run in a folder, with an explicit seed.
 
-    Temperature 0 takes the likeliest byte. `top_k` keeps the k likeliest bytes, and `top_p` the fewest whose
+    A run with a tokenizer samples `length` tokens, or fewer if the text ends before, and reads `prompt` as UTF-8.
+    Temperature 0 takes the likeliest byte or token. `top_k` keeps the k likeliest, and `top_p` the fewest whose
     probabilities reach that sum.
 
     With `parallel`, such as "cp=4", the processes that a launcher started divide the tokens of the prompt and read it
@@ -231,9 +238,10 @@ def generate(
     settings = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).arguments(length)
     if not parallel:
         opened = run if isinstance(run, Run) else open_run(run)
+        start = opened.objective.prompt(prompt)
         with isolated(seed):
-            values = opened.objective.continued(opened.model, opened.objective.prompt(prompt), settings)
-        return bytes(values[0].tolist())
+            values = opened.objective.continued(opened.model, start, settings)
+        return opened.objective.written(start, values)
     if any(size > 1 for name, size in mesh_sizes(parallel).items() if name != "cp"):
         raise ConfigurationError(
             "mesh-of-prompt", f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}"
@@ -252,7 +260,8 @@ def _generated_together(run: Run, prompt: bytes, sampling: dict[str, Any], proce
     model: Any = run.model
     own = processes.tokens(model, {"input_ids": start.to(model.device)})
     with processes.sharing(), arithmetic(run.config.dtype, model.device):
-        return bytes(model.generate(**own, **sampling)[0].tolist())
+        values = model.generate(**own, **sampling, **run.objective.ending)
+    return run.objective.written(start, values.cpu())
 
 
 def _name(processes: Processes) -> str | None:
@@ -319,6 +328,8 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
         remedy = ""
         if finished is not None:
             other = f"train on from its weights with --init-from {finished.path}"
+            if isinstance(recorded, RunConfig):
+                other = f"train it further with --resume --steps MORE, or {other}"
             score = f"score more of the data with `asterism evaluate {finished.path}`"
             remedy = f"; it is finished: {score if name == 'report_bytes' else other}"
         old, new = getattr(recorded, name), getattr(asked, name)

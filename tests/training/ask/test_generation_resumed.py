@@ -13,7 +13,7 @@ from refusals import refusing
 from asterism.cli.main import main
 from asterism.errors import CheckpointError
 from asterism.training.ask.generation import AT_ONCE, Wanted, generate_file
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.pipeline import train
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 from asterism.training.settings.sampling import Sampling
@@ -55,7 +55,7 @@ def whole(runs, tmp_path_factory):
 @pytest.fixture
 def drawn(monkeypatch):
     """How many batches were drawn; the third raises KeyboardInterrupt, once."""
-    counts, draw = [], CausalBytes.continued
+    counts, draw = [], CausalTokens.continued
 
     def continued(self, *arguments):
         if len(counts) == 2 and None not in counts:
@@ -64,7 +64,7 @@ def drawn(monkeypatch):
         counts.append(len(arguments[1]))
         return draw(self, *arguments)
 
-    monkeypatch.setattr(CausalBytes, "continued", continued)
+    monkeypatch.setattr(CausalTokens, "continued", continued)
     return counts
 
 
@@ -135,15 +135,15 @@ def test_a_resumed_text_is_refused(capsys):
 
 KILLED = f"""
 import os, signal, sys
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.ask.generation import Sampling, Wanted, generate_file
-draw, batches = CausalBytes.continued, []
+draw, batches = CausalTokens.continued, []
 def continued(self, *arguments):
     batches.append(1)
     if len(batches) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return draw(self, *arguments)
-CausalBytes.continued = continued
+CausalTokens.continued = continued
 generate_file(sys.argv[1], sys.argv[2], Wanted(count={3 * AT_ONCE}), Sampling(seed=1), progress=False)
 """
 

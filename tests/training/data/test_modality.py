@@ -15,7 +15,7 @@ from asterism.training.data.corpora.bytes import Bytes
 from asterism.training.data.corpora.modality import VOCABULARY, parse_modality
 from asterism.training.data.corpora.splits import ArrayPieces
 from asterism.training.data.corpora.windows import plan_pieces
-from asterism.training.objectives.causal import CausalBytes, bits_per_byte, refuse_labels
+from asterism.training.objectives.causal import CausalTokens, bits_per_byte, refuse_labels
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
 
@@ -95,7 +95,7 @@ def test_what_is_said_of_pictures_before_the_first_step(test, tmp_path):
         config = RunConfig(
             modality="images(width=6, height=4)", data=str(tmp_path), context=72, model=ModelConfig(**kind)
         )
-        said.append(CausalBytes.prepare(config, CausalBytes.vocabulary(config, None))[1].notes)
+        said.append(CausalTokens.prepare(config, CausalTokens.vocabulary(config, None))[1].notes)
     empty = () if test else (f"the test split of {tmp_path} is empty: nothing is left to test the run with",)
     assert said[0] == said[2] == empty and said[1][:-1] == empty
     assert said[1][-1].startswith(

@@ -18,10 +18,10 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, evaluate, predict, train
 from asterism.training.data.corpora.bytes import load_documents
 from asterism.training.data.corpora.tokenization import make_tokenizer
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.objectives.denoising import Room
 from asterism.training.objectives.gap_sentences import GapPairs, gaps, importance, sentences_of
-from asterism.training.objectives.prefix import PrefixBytes
+from asterism.training.objectives.prefix import PrefixTokens
 from asterism.training.objectives.span_corruption import SpanSizes, corrupt_spans
 from asterism.training.pipeline import resolve
 
@@ -224,8 +224,8 @@ def test_sentences_that_are_kept_are_read_and_wanted(tokenizer, tmp_path):
 def test_a_prefix_is_read_and_not_predicted(tmp_path):
     (tmp_path / "text.txt").write_bytes(bytes(range(1, 256)) * 100)
     config = RunConfig(objective="prefix_lm", data=str(tmp_path / "text.txt"), context=16, batch_size=64)
-    objective, corpus = PrefixBytes.prepare(config, PrefixBytes.vocabulary(config, None))
-    plain = CausalBytes(config).batch(corpus, 3)
+    objective, corpus = PrefixTokens.prepare(config, PrefixTokens.vocabulary(config, None))
+    plain = CausalTokens(config).batch(corpus, 3)
     batch = objective.batch(corpus, 3)
     assert torch.equal(batch["input_ids"], plain["input_ids"])
     known = batch["shift_labels"] != -100

@@ -10,7 +10,7 @@ from asterism.errors import ConfigurationError
 from asterism.training.data.corpora import bytes as corpus_module
 from asterism.training.data.corpora.bytes import compressed, load_corpus
 from asterism.training.data.corpora.splits import ArrayPieces
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.pipeline import evaluate, open_run, report, train
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.settings.configuration import ModelConfig, RunConfig
@@ -70,7 +70,7 @@ def test_no_more_is_read_than_is_reported(finished, few, monkeypatch):
         return self.values[start:stop]
 
     run = open_run(finished[0])
-    objective, corpus = run.objective, CausalBytes.prepare(few, CausalBytes.vocabulary(few, None))[1]
+    objective, corpus = run.objective, CausalTokens.prepare(few, CausalTokens.vocabulary(few, None))[1]
     monkeypatch.setattr(ArrayPieces, "read", counted)
     outcome = objective.evaluate(run.model, corpus, Evaluator(few.at_the_end))
     objective.results(corpus, outcome.metrics, 2)
@@ -87,7 +87,7 @@ def test_a_finished_run_is_not_reported_anew(finished, few, monkeypatch):
     def refuse(*arguments, **named):
         raise AssertionError("evaluated again")
 
-    monkeypatch.setattr(CausalBytes, "evaluate", refuse)
+    monkeypatch.setattr(CausalTokens, "evaluate", refuse)
     folder, made = finished
     assert train(few, folder, resume=True, progress=False) == made == report(folder)
     with pytest.raises(
@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_may_report_of_more(few, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(CausalBytes, "evaluate", stopped)
+        patch.setattr(CausalTokens, "evaluate", stopped)
         train(few, tmp_path / "run", progress=False)
     more = replace(few, report_bytes=900)
     assert train(more, tmp_path / "run", resume=True, progress=False).validation_bytes == 900

@@ -25,6 +25,19 @@ GOLDEN = {
         learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400
         checkpoint_every=400 evaluation_bytes=65536
     """,
+    "gpt-tiny": """
+        recipe=gpt-tiny mixers=interleave(window(left=127), window(left=127), window(left=127), causal())
+        hidden_size=192 num_attention_heads=3 position_type=rotary initializer_gain=0.354 tie_word_embeddings=True
+        batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1
+        log_every=20 evaluation_every=400 checkpoint_every=400 tokenizer=bpe:4096 context=512 evaluation_bytes=65536
+    """,
+    "gpt-small": """
+        recipe=gpt-small mixers=interleave(window(left=127), window(left=127), window(left=127), causal())
+        hidden_size=768 num_hidden_layers=12 num_attention_heads=12 hidden_act=gelu_new initializer_range=0.02
+        tie_word_embeddings=True batch_size=512 gradient_accumulation_steps=64 gradient_checkpointing=True steps=19073
+        learning_rate=0.0006 warmup_steps=715 beta2=0.95 weight_decay=0.1 log_every=50 evaluation_every=1000
+        checkpoint_every=1000 tokenizer=bpe:50257 evaluation_bytes=1000000
+    """,
     "cifar-tiny": """
         recipe=cifar-tiny mixers=per_head([window(left=1) & ~window(left=0), window(left=2) & ~window(left=1),
         window(left=3) & ~window(left=2), window(left=4) & ~window(left=3), window(left=5) & ~window(left=4),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from asterism.training import ModelConfig, RunConfig, evaluate, pipeline, train
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.run.progress import Bar, LogLines, Scoring, Silence, Status, clock, make_display, rate
 
 
@@ -57,13 +57,13 @@ def test_what_takes_long_is_told_again_and_again(monkeypatch):
 def test_a_first_step_that_takes_long_is_told_of(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := Awaited("\nstep 1: 0:"))
     monkeypatch.setattr(pipeline, "make_display", lambda enabled: LogLines(every=0.01))
-    batch = CausalBytes.batch
+    batch = CausalTokens.batch
 
     def slow(self, corpus, step):
         assert stream.came.wait(60)
         return batch(self, corpus, step)
 
-    monkeypatch.setattr(CausalBytes, "batch", slow)
+    monkeypatch.setattr(CausalTokens, "batch", slow)
     train(replace(tiny, steps=1), tmp_path / "run")
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from asterism.compiler import compile_pattern
+from asterism.errors import ConfigurationError
 from asterism.kernels.choice.prices import expected_rates
 from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern, mixer_counts
+from asterism.training.data.corpora.tokenization import Vocabulary
 from asterism.training.objectives.footprint import footprint, target_length
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import settled
@@ -63,7 +65,7 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     Raises ConfigurationError or PatternError for a model that cannot be built.
     """
     config = settled(config)
-    objective, shape = _foundations(config, own)
+    objective, vocabulary, shape = _foundations(config, own)
     found = footprint(config, objective, shape)
     mixing, plan_memory = _mixing(config, objective, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
@@ -74,7 +76,7 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
         mixers=shape.mixers,
         dtype=config.dtype,
         parameters=found.parameters,
-        unit=objective.unit,
+        unit=objective.counts_in(vocabulary),
         tokens_per_step=config.batch_size * config.context,
         steps=config.steps,
         flops_per_step=flops,
@@ -89,11 +91,18 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     )
 
 
-def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[Any]], AsterismConfig]:
-    """The objective and the model's configuration."""
+def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[Any]], Vocabulary, AsterismConfig]:
+    """The objective, its vocabulary, and the model's configuration."""
     objective = OBJECTIVES.load(config.objective)
     assert issubclass(objective, Pretraining)  # as the configuration's kind says
-    return objective, objective.foundations(config, own)[2]
+    _, vocabulary, shape = objective.foundations(config, own)
+    if not isinstance(shape, AsterismConfig):
+        raise ConfigurationError(
+            "estimate-of-stock",
+            f"init_from: a dry run counts models of ours only, not {shape.model_type} models: leave --dry-run out, and"
+            " end a trial with --steps",
+        )
+    return objective, vocabulary, shape
 
 
 def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig) -> tuple[int, int]:

@@ -148,6 +148,12 @@ def generate_file(
         raise ConfigurationError(
             "makes-no-files", f"generate: a model fine-tuned for a task generates no files; {objective.instead}"
         )
+    if opened.tokenizer is not None:
+        raise ConfigurationError(
+            "output-of-tokens",
+            f"generate: {opened.folder.path} has a tokenizer and writes text, not files: leave --output out, and"
+            " redirect the standard output",
+        )
     modality = config.reads()
     modality.refuse_output(path)
     jobs, is_training_corpus = _Request(config, opened.record, wanted).jobs()

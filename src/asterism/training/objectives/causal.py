@@ -1,6 +1,8 @@
-"""Predict the next value; report bits per byte, and those of simple models and compressors for the same bytes.
+"""Predict the next token; report bits per byte, and those of simple models and compressors for the same bytes.
 
-A byte is one value of the data's modality: a byte of text, one channel of a pixel, a sample, a base.
+Without a tokenizer a token is one value of the data's modality, and so is a byte: a byte of text, one channel of a
+pixel, a sample, a base. With a tokenizer a token stands for some bytes of a text, and bits per byte are the nats of the
+scored tokens over the bytes of their text.
 """
 
 import math
@@ -12,17 +14,36 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.labels import IGNORED, read_and_predicted
-from asterism.models import AsterismForCausalLM
+from asterism.labels import IGNORED
+from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.randomness import derive, isolated
+from asterism.training.data.corpora.bytes import compressed
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import Pieces, Split, Splits
-from asterism.training.data.corpora.tokenization import Vocabulary
-from asterism.training.data.corpora.windows import FIRST_CLASS, ScoringPlan, WindowCorpus, plan_pieces, read_windows
-from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.data.corpora.tokenization import (
+    ENDING,
+    Vocabulary,
+    encode,
+    end_of,
+    has_tokenizer,
+    load_tokenizer,
+    start_of_text,
+    vocabulary,
+)
+from asterism.training.data.corpora.tokens import TokenPieces, TokenSplits, decoded
+from asterism.training.data.corpora.windows import (
+    FIRST_CLASS,
+    ScoringPlan,
+    WindowCorpus,
+    model_inputs,
+    plan_pieces,
+    read_windows,
+)
+from asterism.training.objectives.pretraining import Pretraining, model_type_of
+from asterism.training.objectives.stock import followed_shape, load_causal, new_causal, without_cache
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question, refuse_reader
@@ -30,8 +51,9 @@ from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import RunConfig
 from asterism.training.settings.sampling import Sampling
 
-PROMPT, SAMPLED = 32, 160
-"""The bytes that a model reads, and then writes, at each evaluation; small models take fractions of a second."""
+PROMPT, SAMPLED, SAMPLED_TOKENS = 32, 160, 48
+"""The bytes or tokens that a model reads, and the bytes, or tokens, that it then writes, at each evaluation; small
+models take fractions of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +64,11 @@ class Score:
     bits_per_byte: float
 
 
-class CausalBytes(Pretraining[WindowCorpus]):
-    """Every position of a random window predicts the next byte."""
+class CausalTokens(Pretraining[WindowCorpus]):
+    """Every position of a random window predicts the next byte or token.
+
+    `bytes_per_token` is the mean of the training split, by which training losses are told in bits per byte.
+    """
 
     metric = Metric("bits_per_byte", "bits/byte", "validation_bits_per_byte")
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -51,13 +76,30 @@ class CausalBytes(Pretraining[WindowCorpus]):
         Metric("bytes_scored", "bytes", "validation_bytes", is_count=True),
         Metric("baselines", "bits/byte of compressors, by name"),
     )
-    unit: ClassVar[str] = "bytes"
-    instead: ClassVar[str] = "it predicts the next byte: continue a prompt with `asterism generate`"
+    unit: str = "bytes"
+    instead: ClassVar[str] = "it predicts the next token: continue a prompt with `asterism generate`"
+
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase | None = None, bytes_per_token: float = 1.0
+    ) -> None:
+        super().__init__(config)
+        self.tokenizer = tokenizer
+        if tokenizer is not None:
+            self.unit = "tokens"
+        self.bytes_per_token = bytes_per_token
 
     @classmethod
     def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
-        """The 256 values, and the classes of a modality. There is no padding token."""
-        return Vocabulary(config.reads().vocabulary_size, None)
+        """That of the tokenizer, or the 256 values and the classes of a modality, without a padding token."""
+        if source is not None and has_tokenizer(source):
+            return vocabulary(str(source), ENDING)
+        if source is None and config.tokenizer != RunConfig.tokenizer:
+            return vocabulary(config.tokenizer, ENDING)
+        return Vocabulary(config.reads().vocabulary_size, None, is_values=True)
+
+    @classmethod
+    def counts_in(cls, vocabulary: Vocabulary) -> str:
+        return cls.unit if vocabulary.is_values else "tokens"
 
     @classmethod
     def model_class(cls, config: RunConfig) -> type[PreTrainedModel]:
@@ -66,21 +108,44 @@ class CausalBytes(Pretraining[WindowCorpus]):
 
     @classmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        return _arguments(torch.zeros(sequences, config.context + 1, dtype=torch.int64))
+        return model_inputs(torch.zeros(sequences, config.context + 1, dtype=torch.int64))
+
+    @classmethod
+    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> PreTrainedConfig:
+        """Also that of a causal model of transformers, which follows the pattern."""
+        if model_type_of(folder) == AsterismConfig.model_type:
+            return super()._initial_shape(config, folder, vocabulary)
+        shape = followed_shape(folder, config.pattern, config.context, "init_from: ")
+        cls.refuse_start(config, shape.vocab_size, vocabulary, folder)
+        return shape
+
+    def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
+        if isinstance(shape, AsterismConfig):
+            return super().new_model(shape)
+        return without_cache(new_causal(shape))
+
+    def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
+        if init_from is None or isinstance(shape, AsterismConfig):
+            return super().initial_model(shape, init_from)
+        return without_cache(load_causal(init_from, torch.float32, shape, "init_from: ")), []
 
     @classmethod
     def refuse_start(cls, config: RunConfig, size: int, vocabulary: Vocabulary, folder: Path) -> None:
-        """A model of bytes has one embedding for each."""
-        if size != vocabulary.size:
+        """A model of bytes has one embedding for each; a tokenizer may have fewer tokens than the model."""
+        if not vocabulary.is_values:
+            super().refuse_start(config, size, vocabulary, folder)
+        elif size != vocabulary.size:
             raise ConfigurationError(
                 "vocabulary-differs",
-                f"init_from: objective causal predicts {vocabulary.size} bytes, but {folder} has a vocabulary of"
-                f" {size:,}",
+                f"init_from: {folder} has no tokenizer, so objective {config.objective} predicts {vocabulary.size}"
+                f" bytes, but its model has a vocabulary of {size:,}; add its tokenizer to the folder",
             )
 
     @classmethod
-    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", WindowCorpus]:
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalTokens", WindowCorpus]:
         """Raises DataError also for a stream whose training or validation split is shorter than a window."""
+        if not vocabulary.is_values:
+            return cls._prepared_tokens(config, vocabulary)
         modality = config.reads()
         windows = WindowCorpus(modality.splits(config.data), config.context, config.seed)
         for pieces in (windows.train, windows.validation):
@@ -89,17 +154,48 @@ class CausalBytes(Pretraining[WindowCorpus]):
         return cls(config), windows
 
     @classmethod
-    def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "CausalBytes":
-        """Nothing but the configuration is needed."""
-        return cls(config)
+    def _prepared_tokens(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalTokens", WindowCorpus]:
+        """The tokenizer is made of the training split, unless it is there."""
+        texts = config.reads().texts(config.data)
+        tokenizer = vocabulary.made(texts.documents("train"), config.context)
+        splits = TokenSplits(texts, tokenizer)
+        windows = WindowCorpus(splits, config.context, config.seed)
+        changed, compared = splits.pieces("validation").changed()
+        if changed:
+            windows.notes = (
+                *windows.notes,
+                f"the tokenizer does not restore {changed:,} of the first {compared:,} validation documents: bits per"
+                " byte are too low by what it drops",
+            )
+        return cls(config, tokenizer, splits.length("train") / len(windows.train)), windows
+
+    @classmethod
+    def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "CausalTokens":
+        """The tokenizer, if there is one, is in the model folder."""
+        return cls(config, load_tokenizer(folder, ENDING) if has_tokenizer(folder) else None)
+
+    def splits(self, data: str | None) -> Splits:
+        """The corpus at a path, as values or tokens. Raises DataError if it cannot be used."""
+        modality = self.config.reads()
+        return modality.splits(data) if self.tokenizer is None else TokenSplits(modality.texts(data), self.tokenizer)
 
     def batch(self, corpus: WindowCorpus, step: int) -> dict[str, torch.Tensor]:
-        """Random windows of the training split: input_ids and shift_labels, int64 [batch_size, context] each."""
-        return _arguments(corpus.draw(step, self.config.batch_size))
+        """Random windows of the training split: `model_inputs` of [batch_size, context + 1]."""
+        return self._labelled(model_inputs(corpus.draw(step, self.config.batch_size), corpus.train.border))
+
+    def _labelled(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """With labels for models that shift them: those of the first column, and all but the last of the others.
+
+        Many such models use `shift_labels` where they are there; the others do not learn from the last column.
+        """
+        if self.model_shifts:
+            wanted = batch["shift_labels"]
+            batch["labels"] = torch.cat([torch.full_like(wanted[:, :1], IGNORED), wanted[:, :-1]], dim=1)
+        return batch
 
     def training_metrics(self, loss: float) -> dict[str, float]:
-        """Bits instead of nats."""
-        return {"bits_per_byte": loss / math.log(2)}
+        """Bits per byte instead of nats per token."""
+        return {"bits_per_byte": loss / math.log(2) / self.bytes_per_token}
 
     @classmethod
     def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
@@ -109,7 +205,8 @@ class CausalBytes(Pretraining[WindowCorpus]):
             lines = [f"validation: {bits:.4f} bits per byte on {scored:,} bytes"]
         else:
             rows = [f"{score.minimum_context:>15,}  {score.bits_per_byte:>13.4f}" for score in figures["scores"]]
-            lines = [f"{figures['bytes_scored']:,} bytes of {place}", "minimum context  bits per byte", *rows]
+            column = f"minimum {figures.get('context_unit', 'context')}"
+            lines = [f"{figures['bytes_scored']:,} bytes of {place}", f"{column:<15}  bits per byte", *rows]
         return "\n".join([*lines, f"the same bytes compressed: {compressed}"])
 
     def evaluate(self, model: PreTrainedModel, corpus: WindowCorpus, evaluator: Evaluator) -> Outcome:
@@ -122,7 +219,8 @@ class CausalBytes(Pretraining[WindowCorpus]):
             else self._plan(pieces, self._stop(pieces, budget))
         )
         bits = bits_per_byte(model, pieces, plan, self.config, evaluator)
-        notes = self.reported(budget, plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
+        unit = self.config.reads().unit if self.tokenizer is None else "bytes"
+        notes = self.reported(budget, plan.bytes_scored, whole.bytes_scored, unit)
         return Outcome({"bits_per_byte": bits}, samples=self._samples(model, pieces, budget), notes=notes)
 
     def _samples(self, model: PreTrainedModel, pieces: Pieces, budget: Budget) -> list[dict[str, Any]]:
@@ -141,9 +239,11 @@ class CausalBytes(Pretraining[WindowCorpus]):
 
     def _text(self, model: PreTrainedModel, pieces: Pieces) -> list[dict[str, Any]]:
         prompt = min(PROMPT, self.config.context // 4)
-        start = bytes(pieces.read(0, prompt).tolist())
-        sampling = Sampling(seed=self.config.seed).arguments(min(SAMPLED, self.config.context - prompt))
-        written = bytes(self.continued(model, self.prompt(start), sampling)[0].tolist())
+        start = self._as_bytes(pieces.read(0, prompt))
+        most = SAMPLED if self.tokenizer is None else SAMPLED_TOKENS
+        sampling = Sampling(seed=self.config.seed).arguments(min(most, self.config.context - prompt))
+        given = self.prompt(start)
+        written = self.written(given, self.continued(model, given, sampling))
         return [{name: text.decode(errors="replace") for name, text in (("prompt", start), ("text", written))}]
 
     def _sequence(self, model: PreTrainedModel, modality: Modality, row: torch.Tensor) -> list[dict[str, Any]]:
@@ -180,7 +280,7 @@ class CausalBytes(Pretraining[WindowCorpus]):
         refuse_reader(question)
         config, asked = self.config, question.minimum_context
         _check_minimum_context(config, asked)
-        splits = config.reads().splits(question.data or config.data)
+        splits = self.splits(question.data or config.data)
         split = question.split or "validation"
         pieces, lead = splits.require(split, config.context), max(asked)
         refuse_labels(splits.name, pieces, config.reads().classes)
@@ -195,7 +295,9 @@ class CausalBytes(Pretraining[WindowCorpus]):
             for minimum, plan in plans.items()
         )
         baselines = self._baselines(splits, split, lead, stop)
-        figures = {"split": split, "bytes_scored": scored, "scores": scores, "baselines": baselines}
+        figures: dict[str, Any] = {"split": split, "bytes_scored": scored, "scores": scores, "baselines": baselines}
+        if self.tokenizer is not None:
+            figures["context_unit"] = "tokens"
         return Evaluation(
             corpus=splits.name,
             corpus_sha256=splits.sha256,
@@ -215,10 +317,11 @@ class CausalBytes(Pretraining[WindowCorpus]):
         A piece is scored whole if it is not longer than a window.
         """
         limit, size, context = budget.limit, len(pieces), self.config.context
-        if limit is None or limit >= size:
+        first = np.array([max(1, lead)])
+        if limit is None or (not pieces.is_stream and limit >= size):
             return size
         if pieces.is_stream:
-            return min(size, max(max(1, lead) + limit, context + 1))
+            return min(size, max(pieces.place_of(int(pieces.bytes_before(first)[0]) + limit), context + 1))
         at = int(np.searchsorted(pieces.bounds, limit, side="right")) - 1
         begin, end = int(pieces.bounds[at]), int(pieces.bounds[at + 1])
         if end - begin <= context:
@@ -229,12 +332,18 @@ class CausalBytes(Pretraining[WindowCorpus]):
         """Baselines on the scored values, or on whole pieces, because the beginning of a piece is compressed with
         it.
         """
-        first = max(lead, 1) if splits.pieces(split).is_stream else 0
+        pieces = splits.pieces(split)
+        first = max(lead, 1) if pieces.is_stream else 0
+        if isinstance(pieces, TokenPieces):
+            return compressed(pieces.text(*pieces.bytes_before(np.array([first, stop])).tolist()))
         return self.config.reads().baselines(splits, split, first, stop)
 
     def prompt(self, text: bytes) -> torch.Tensor:
         """A prompt begins as in training, where a NUL byte separates files and precedes records: an empty prompt starts
-        after one, and so does every record."""
+        after one, and so does every record. A prompt of tokens is the beginning of a document."""
+        if self.tokenizer is not None:
+            (tokens,) = encode(self.tokenizer, [text.decode(errors="replace")])
+            return torch.tensor([[start_of_text(self.tokenizer), *tokens.tolist()]])
         modality = self.config.reads()
         if modality.outputs:
             raise ConfigurationError(
@@ -243,13 +352,34 @@ class CausalBytes(Pretraining[WindowCorpus]):
         return torch.tensor([list(text if text and modality.is_stream else b"\0" + text)])
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
-        """The tokens of classes stand only at the beginning of sequences and are never drawn."""
+        """Draw what follows. The tokens of classes stand only at the beginning of sequences and are never drawn. A text
+        of tokens ends with its document."""
         classes = range(FIRST_CLASS, self.config.reads().vocabulary_size)
-        suppressed = {"suppress_tokens": list(classes)} if classes else {}
+        suppressed: dict[str, Any] = {"suppress_tokens": list(classes)} if classes else self.ending
         with arithmetic(self.config.dtype, model.device):
             output = cast(Any, model).generate(starts.to(model.device), **sampling, **suppressed)
         values: torch.Tensor = output[:, starts.shape[1] :].cpu()
         return values
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        if self.tokenizer is None:
+            return {}
+        end, padding = end_of(self.tokenizer), self.tokenizer.pad_token_id
+        return {"eos_token_id": end, "pad_token_id": end if padding is None else padding}
+
+    def written(self, start: torch.Tensor, values: torch.Tensor) -> bytes:
+        """Tokens are decoded together with those before them, since some take a space from there."""
+        if self.tokenizer is None:
+            return super().written(start, values)
+        before = self._as_bytes(start[0].numpy())
+        return self._as_bytes(torch.cat([start[0], values[0]]).numpy())[len(before) :]
+
+    def _as_bytes(self, tokens: np.ndarray) -> bytes:
+        """The bytes that tokens, int [tokens], stand for."""
+        if self.tokenizer is None:
+            return bytes(tokens.tolist())
+        return decoded(self.tokenizer, tokens).encode(errors="replace")
 
 
 def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
@@ -277,15 +407,6 @@ def _strange_positions(config: RunConfig, modality: Modality) -> list[str]:
     ]
 
 
-def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Split rows, int64 [B, context + 1], into the model's input and the target of each column, the value after it.
-
-    Padding is read as 0 and comes after all predicted values.
-    """
-    read, predicted = read_and_predicted(rows)
-    return {"input_ids": read.clamp(min=0), "shift_labels": predicted.contiguous()}
-
-
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
     if not asked:
         raise ConfigurationError("minimum-context-missing", "minimum context: at least one value is needed")
@@ -304,15 +425,15 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
 def bits_per_byte(
     model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig, evaluator: Evaluator
 ) -> float:
-    """The mean of -log2 p(value) over the values that `plan` scores in a split, in the run's arithmetic.
+    """The sum of -log2 p(value) over the values that `plan` scores in a split, divided by the number of their bytes.
 
-    The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows.
+    The model computes in the run's arithmetic and is left in evaluation mode. Sums are in float64, so that the result
+    does not depend on the number of windows.
     """
     columns = np.arange(config.context)
 
     def read(windows: np.ndarray) -> dict[str, torch.Tensor]:
-        batch = _arguments(read_windows(pieces, plan.starts[windows], config.context))
+        batch = model_inputs(read_windows(pieces, plan.starts[windows], config.context), pieces.border)
         firsts, stops = plan.firsts[windows, None], plan.stops[windows, None]
         batch["shift_labels"][torch.from_numpy((columns < firsts) | (columns >= stops))] = IGNORED
         return batch
@@ -322,5 +443,7 @@ def bits_per_byte(
         losses = F.cross_entropy(logits, wanted, reduction="none", ignore_index=IGNORED)
         return {"nats": losses.double().sum().item()}
 
-    found = evaluator.sums(model, config, range(len(plan.starts)), read, measure, arguments=("input_ids",))
+    found = evaluator.sums(
+        model, config, range(len(plan.starts)), read, measure, arguments=("input_ids", "position_ids")
+    )
     return found["nats"] / math.log(2) / plan.bytes_scored

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
-from asterism.models import AsterismConfig, AsterismForConditionalGeneration
+from asterism.models import AsterismForConditionalGeneration
 from asterism.training.data.corpora.bytes import load_documents
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.corpora.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
@@ -93,7 +93,9 @@ class Denoising(RowObjective[Pairs]):
         return vocabulary(config.tokenizer if source is None else str(source), cls.needs(config))
 
     @classmethod
-    def foundations(cls, config: RunConfig, own: Path | None = None) -> tuple[Path | None, Vocabulary, AsterismConfig]:
+    def foundations(
+        cls, config: RunConfig, own: Path | None = None
+    ) -> tuple[Path | None, Vocabulary, PreTrainedConfig]:
         """Raises ConfigurationError also for a model without a decoder, or with one that is too short for a target."""
         source, known, shape = super().foundations(config, own)
         if shape.decoder_mixers is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedConfig
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import read_json
@@ -57,15 +58,15 @@ class Footprint:
         return self.weights + self.gradients + self.moments + self.activations
 
 
-def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape: AsterismConfig) -> list[str]:
+def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape: PreTrainedConfig) -> list[str]:
     """Notes for a run that needs most of this machine's memory.
 
     Raises ConfigurationError for a run that needs more than the machine has. In a run of several processes, each counts
     an equal part of everything except the weights, which each process draws. It may need more.
     """
     _require_least(config, vars(shape), config.context)  # which no large number makes slow, or impossible to lay out
-    if _ROOM * _about(config, shape) < machine_memory():
-        return []
+    if not isinstance(shape, AsterismConfig) or _ROOM * _about(config, shape) < machine_memory():
+        return []  # how models of transformers are built is not known here
     found = footprint(config, objective, shape)
     processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     needed = found.weights + (found.memory - found.weights) // processes

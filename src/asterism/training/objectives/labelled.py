@@ -66,7 +66,7 @@ class Labelled(Objective[LabelledCorpus]):
         Metric("scores", "scores from 0 to 1, by name", lower_is_better=False),
         Metric("baselines", "scores of what needs no model, by name", lower_is_better=False),
     )
-    unit: ClassVar[str] = "examples"
+    unit: str = "examples"
     instead: ClassVar[str] = "ask it with `asterism predict`, score it with `asterism evaluate`"
     config: FineTuneConfig
     tokenizer: PreTrainedTokenizerFast

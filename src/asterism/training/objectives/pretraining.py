@@ -1,6 +1,6 @@
 """The common part of objectives that train a model of ours on text or bytes: from a `RunConfig` to a `Setup`.
 
-A run begins with a new model, or with one of ours that was imported or trained before, in the folder `init_from`. The
+A run begins with a new model, or with one that was imported or trained before, in the folder `init_from`. The
 shape, weights and tokenizer of that model replace those of the configuration. A resumed run reads its newest
 checkpoint, and no longer needs the model with which it began.
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import read_json
 from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.importing.checkpoint import ARCHITECTURES
-from asterism.training.data.corpora.tokenization import Vocabulary
+from asterism.training.data.corpora.tokenization import Vocabulary, start_of_text
 from asterism.training.objectives.footprint import require_memory, require_memory_to_load
 from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.folder import model_folder
@@ -31,9 +31,13 @@ UNUSED = ("pooler.", "next_sentence.")
 
 
 class Pretraining(Objective[Data]):
-    """An objective whose runs have a `RunConfig`."""
+    """An objective whose runs have a `RunConfig`.
+
+    model_shifts  whether the model shifts labels itself, as those of transformers do
+    """
 
     config: RunConfig
+    model_shifts: bool = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -75,6 +79,11 @@ class Pretraining(Objective[Data]):
                 f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, but the model embeds {size:,}",
             )
 
+    @classmethod
+    def counts_in(cls, vocabulary: Vocabulary) -> str:
+        """The unit in which a run with this vocabulary counts what it reads."""
+        return cls.unit
+
     # --- what is the same for all -----------------------------------------------------------------------------------
 
     def facts(self, corpus: Data, steps: int) -> dict[str, Any]:
@@ -95,6 +104,7 @@ class Pretraining(Objective[Data]):
         source, vocabulary, shape = cls.foundations(config, own)
         notes = require_memory(config, cls, shape)
         objective, corpus = cls.prepare(config, vocabulary)
+        objective.model_shifts = not isinstance(shape, AsterismConfig)
         objective.notes = (*objective.notes, *corpus.notes, *notes)
         return Setup(
             asked=config,
@@ -105,7 +115,9 @@ class Pretraining(Objective[Data]):
         )
 
     @classmethod
-    def foundations(cls, config: RunConfig, own: Path | None = None) -> tuple[Path | None, Vocabulary, AsterismConfig]:
+    def foundations(
+        cls, config: RunConfig, own: Path | None = None
+    ) -> tuple[Path | None, Vocabulary, PreTrainedConfig]:
         """The folder of the existing model, if there is one; the vocabulary; and the model's configuration."""
         source = own
         if own is None and config.init_from is not None:
@@ -114,8 +126,10 @@ class Pretraining(Objective[Data]):
         vocabulary = cls.vocabulary(config, source)
         if own is not None:
             return own, vocabulary, read_shape(own)
-        shape = _new_shape(config, vocabulary) if source is None else cls._initial_shape(config, source, vocabulary)
-        return source, vocabulary, shape
+        if source is not None:
+            return source, vocabulary, cls._initial_shape(config, source, vocabulary)
+        writes = issubclass(cls.model_class(config), GenerationMixin)
+        return None, vocabulary, _new_shape(config, vocabulary, writes)
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
         return self.model_class(self.config)(shape)
@@ -127,13 +141,12 @@ class Pretraining(Objective[Data]):
         return model, []
 
     @classmethod
-    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> AsterismConfig:
+    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> PreTrainedConfig:
         """The configuration of the model in a folder, from which a run begins.
 
         Raises CheckpointError for a model of another class, and ConfigurationError for one that the run cannot use.
         """
-        document = read_json(folder / "config.json")
-        model_type = document.get("model_type") if isinstance(document, dict) else None
+        model_type = model_type_of(folder)
         if model_type != AsterismConfig.model_type:
             remedy = ": `asterism import` makes one of ours of it" if model_type in ARCHITECTURES else ""
             raise CheckpointError(
@@ -163,11 +176,19 @@ class Pretraining(Objective[Data]):
                 "token-types",
                 f"init_from: next_sentence needs two token types, but {folder} has {shape.type_vocab_size}",
             )
-        return shape
+        return shape if config.pattern is None else type(shape)(**shape.to_dict() | {"mixers": config.pattern})
 
 
-def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
+def model_type_of(folder: Path) -> str | None:
+    """What the configuration of the model in a folder says it is. Raises CheckpointError."""
+    document = read_json(folder / "config.json")
+    return document.get("model_type") if isinstance(document, dict) else None
+
+
+def _new_shape(config: RunConfig, vocabulary: Vocabulary, writes: bool) -> AsterismConfig:
     """The configuration of a new model: the vocabulary of its tokenizer, and positions for one context.
+
+    One that `writes` has the tokens that start and end a text.
 
     Raises ConfigurationError for a vocabulary or context that is too large for the model.
     """
@@ -185,4 +206,7 @@ def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
     tokens = {"pad_token_id": vocabulary.padding}
     if shape["decoder_mixers"] is not None:
         tokens |= {"eos_token_id": vocabulary.end, "decoder_start_token_id": vocabulary.start}
+    elif writes and not vocabulary.is_values:
+        start = vocabulary.start if vocabulary.tokenizer is None else start_of_text(vocabulary.tokenizer)
+        tokens |= {"bos_token_id": start, "eos_token_id": vocabulary.end}
     return AsterismConfig(**tokens, **shape)

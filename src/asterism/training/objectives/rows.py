@@ -79,7 +79,7 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
     no_minimum  why a minimum context makes no sense: what the model does
     """
 
-    unit: ClassVar[str] = "tokens"
+    unit: str = "tokens"
     rows_are: ClassVar[str] = "rows"
     no_minimum: ClassVar[str]
     tokenizer: PreTrainedTokenizerBase

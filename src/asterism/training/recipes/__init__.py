@@ -3,7 +3,15 @@
 from collections.abc import Callable
 
 from asterism.errors import ConfigurationError, nearest
-from asterism.training.recipes import all_attention, denoising, encoder_decoders, encoders, genomes, sparse_transformer
+from asterism.training.recipes import (
+    all_attention,
+    denoising,
+    encoder_decoders,
+    encoders,
+    genomes,
+    gpt,
+    sparse_transformer,
+)
 from asterism.training.recipes.fine_tuning import FINE_TUNING, fine_tuning
 from asterism.training.settings.configuration import RunConfig
 
@@ -11,6 +19,8 @@ __all__ = ["FINE_TUNING", "RECIPES", "fine_tuning", "recipe"]
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "bytes-small": sparse_transformer.bytes_small,
+    "gpt-tiny": gpt.gpt_tiny,
+    "gpt-small": gpt.gpt_small,
     "cifar-tiny": sparse_transformer.cifar_tiny,
     "sound-tiny": sparse_transformer.sound_tiny,
     "sparse-transformer-enwik8": sparse_transformer.sparse_transformer_enwik8,

@@ -10,6 +10,8 @@ from types import MappingProxyType
 PARAMETERS: Mapping[str, int] = MappingProxyType(
     {
         "bytes-small": 1_878_144,
+        "gpt-tiny": 2_566_272,
+        "gpt-small": 124_439_808,
         "cifar-tiny": 1_841_600,
         "sound-tiny": 1_877_888,
         "sparse-transformer-enwik8": 94_949_376,

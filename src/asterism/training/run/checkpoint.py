@@ -30,13 +30,28 @@ class TrainingState:
     """The state of a run besides tensors. Data and dropout are functions of (seed, step), so no generator is stored.
 
     `seconds` is training time over all resumes; `loss_sum` is in nats, over the `loss_steps` steps since the
-    last line of the history.
+    last line of the history. A run that is trained further (`further.py`) began anew after `begun_step` steps and
+    `begun_seconds` seconds.
     """
 
     step: int = 0
     seconds: float = 0.0
     loss_sum: float = 0.0
     loss_steps: int = 0
+    begun_step: int = 0
+    begun_seconds: float = 0.0
+
+    @property
+    def begun(self) -> tuple[int, float]:
+        """The steps and seconds before the schedule began."""
+        return self.begun_step, self.begun_seconds
+
+    def recorded(self) -> dict[str, float]:
+        """The fields as in state.json: without a second beginning where there was none."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _SECOND_BEGINNING}
+
+
+_SECOND_BEGINNING = ("begun_step", "begun_seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +116,7 @@ def save_checkpoint(
         model.save_pretrained(temporary, state_dict=tensors.weights)
         save_files(temporary)
         save_file(tensors.moments, temporary / OPTIMIZER)
-        record = asdict(state) | {"files": sums_of(temporary)}
+        record = state.recorded() | {"files": sums_of(temporary)}
         (temporary / STATE).write_text(json.dumps(seal(record)))
 
 
@@ -115,9 +130,10 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
     moments = _moment_names(model, optimizer)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     expected = {f"{moment}.{name}": moment_shape(moment, shapes[name]) for name, kept in moments for moment in kept}
-    _compare(folder / OPTIMIZER, tensors, expected if state.step else {})
+    has_moments = state.step > state.begun_step
+    _compare(folder / OPTIMIZER, tensors, expected if has_moments else {})
     load_weights(folder, model)
-    if state.step:
+    if has_moments:
         parameters = dict(model.named_parameters())
         values = [
             {moment: like(parameters[name], tensors[f"{moment}.{name}"]) for moment in kept} for name, kept in moments
@@ -145,12 +161,12 @@ def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] =
 def read_state(folder: Path) -> TrainingState:
     """The counters of a checkpoint. Raises CheckpointError."""
     values = read_sealed(folder / STATE)
-    names = {field.name for field in fields(TrainingState)}
-    if set(values) != names | {"files", SEAL}:
+    names = [field.name for field in fields(TrainingState) if field.name not in _SECOND_BEGINNING]
+    if set(values) - set(_SECOND_BEGINNING) != {*names, "files", SEAL}:
         raise CheckpointError(
             "damaged-fields", f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}"
         )
-    return TrainingState(**{name: values[name] for name in names})
+    return TrainingState(**{name: value for name, value in values.items() if name not in ("files", SEAL)})
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:

@@ -179,7 +179,7 @@ def _finish(
     processes: Processes,
 ) -> Report:
     """Save the model, score the validation split (or the configured part of it), and record the result."""
-    for note in notes_at_the_end(setup.config, state.step, state.seconds):
+    for note in notes_at_the_end(setup.config, state.step, state.seconds, state.begun):
         display.say(f"note: {note}")
     display.say("evaluating on the validation split")
     display.doing("saving the model")
@@ -215,7 +215,11 @@ def _written(
         "minutes": state.seconds / 60,
         "corpus": corpus["name"],
         "corpus_sha256": corpus["sha256"],
-        "notes": [*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds), *outcome.notes],
+        "notes": [
+            *record["notes"],
+            *notes_at_the_end(setup.config, state.step, state.seconds, state.begun),
+            *outcome.notes,
+        ],
         **setup.objective.results(setup.corpus, outcome.metrics, state.step),
     }
     run.append_samples(state.step, outcome.samples)

@@ -25,7 +25,8 @@ def take_steps(session: Session) -> None:
         heap.tidy()
         session.begin_step()
         for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * learning_rate_factor(config, state.step, state.seconds)
+            factor = learning_rate_factor(config, state.step, state.seconds, state.begun)
+            group["lr"] = config.learning_rate * factor
         model.train()
         losses = [_backward(session, *one) for one in _slices(session)]
         session.processes.sum_gradients(model.parameters())

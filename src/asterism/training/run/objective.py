@@ -42,7 +42,7 @@ class Objective(ABC, Generic[Data]):
 
     metric: Metric
     metrics: ClassVar[tuple[Metric, ...]]
-    unit: ClassVar[str]
+    unit: str
     config: AnyConfig
     units_per_step: int
     label_smoothing: float = 0.0
@@ -153,6 +153,15 @@ class Objective(ABC, Generic[Data]):
         """What follows the tokens `starts`, int64 [B, N]: values, int64 [B, length]; `sampling` are arguments of the
         model's `generate`. Raises ConfigurationError if the model continues nothing."""
         raise self._continues_nothing()
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Arguments of the model's `generate` that say where a text ends; empty if it ends nowhere."""
+        return {}
+
+    def written(self, start: torch.Tensor, values: torch.Tensor) -> bytes:
+        """The bytes that `values`, int64 [1, length], add to the tokens `start`, int64 [1, N]."""
+        return bytes(values[0].tolist())
 
     def _continues_nothing(self) -> ConfigurationError:
         return ConfigurationError(

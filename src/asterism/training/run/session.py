@@ -59,7 +59,7 @@ class Session:
 
     def is_over(self) -> bool:
         """Whether the run is finished."""
-        return progress(self.config, self.state.step, self.state.seconds) >= 1
+        return progress(self.config, self.state.step, self.state.seconds, self.state.begun) >= 1
 
     def observe(self, loss: float, gradient_norm: float) -> None:
         """Record a step that is about to change the weights.
@@ -115,7 +115,7 @@ class Session:
     def status(self) -> Status:
         """The status of the run: means over the steps since the last record."""
         loss = self.state.loss_sum / self.state.loss_steps
-        fraction = progress(self.config, self.state.step, self.state.seconds)
+        fraction = progress(self.config, self.state.step, self.state.seconds, self.state.begun)
         return Status(
             step=self.state.step,
             fraction=fraction,
@@ -147,7 +147,7 @@ class Session:
 
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
-        of_run = progress(self.config, self.state.step, self.state.seconds)
+        of_run = progress(self.config, self.state.step, self.state.seconds, self.state.begun)
         evaluator = Evaluator(self.config.on_the_way, self.processes, watching(self.display, of_run))
         with in_parts(self.model):
             outcome = self.objective.evaluate(self.model, self.corpus, evaluator)

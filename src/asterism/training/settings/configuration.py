@@ -183,7 +183,14 @@ class RunConfig(TrainingConfig):
     recipe: str = _setting("published or small configuration to start from; `asterism recipes` lists them", "custom")
     model: ModelConfig = ModelConfig()
     init_from: str | None = _setting(
-        "folder of a model of ours, or of a run, whose architecture, weights and tokenizer the run starts with", None
+        """folder of a model, or of a run, whose architecture, weights and tokenizer the run starts with; a model of
+        transformers must be causal""",
+        None,
+    )
+    pattern: str | None = _setting(
+        """who attends to whom in the model of init_from: a pattern or schedule in place of its own; in one of
+        transformers, "native" is that of its windows (default: its own)""",
+        None,
     )
     objective: str = _setting(
         """"causal" predicts the next byte or token; "prefix_lm" does so only after a prefix of each window; "mlm"
@@ -202,8 +209,8 @@ class RunConfig(TrainingConfig):
     )
     modality: str = _setting(MODALITIES, "bytes()")
     tokenizer: str = _setting(
-        """"bytes"; "bpe:SIZE" or "unigram:SIZE", trained on the data; for genomes "bases", "kmer:LENGTH" or
-        "dna-bpe:SIZE"; or the folder of a tokenizer""",
+        """"bytes" ("causal" and "prefix_lm" then read the values of `modality`); "bpe:SIZE" or "unigram:SIZE", trained
+        on the data; for genomes "bases", "kmer:LENGTH" or "dna-bpe:SIZE"; or the folder of a tokenizer""",
         "bytes",
     )
     record_length: int | None = _setting(
@@ -248,6 +255,10 @@ class RunConfig(TrainingConfig):
         self._require("target_length", fits, f"must be from 8 to context={self.context}")
         is_sequence = self.record_length in (None, self.context)
         self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
+        reads_values = self.record_length is None or self.tokenizer == RunConfig.tokenizer
+        self._require(
+            "record_length", reads_values, f"is for bytes without a tokenizer, got tokenizer={self.tokenizer}"
+        )
         self._require_entry("objective", OBJECTIVES)
         self._require_modality()
         shortest = OBJECTIVES[self.objective].shortest_context
@@ -257,6 +268,11 @@ class RunConfig(TrainingConfig):
         self._require("kept_sentences", 0 <= self.kept_sentences < 1, "must be in [0, 1)")
         typed = not self.next_sentence or self.model.type_vocab_size >= 2 or self.init_from is not None
         self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
+        self._require(
+            "pattern",
+            self.pattern is None or self.init_from is not None,
+            "is for init_from; a new model has model.mixers",
+        )
         if self.init_from is not None:
             default = {"model": ModelConfig(), "tokenizer": RunConfig.tokenizer}
             given = [name for name, value in default.items() if getattr(self, name) != value]

@@ -14,7 +14,7 @@ _OBJECTIVES, _TASKS = "asterism.training.objectives", "asterism.training.tasks.k
 class Entry(NamedTuple):
     """One line of a registry.
 
-    place             module and name: "asterism.training.objectives.causal:CausalBytes"
+    place             module and name: "asterism.training.objectives.causal:CausalTokens"
     settings          the settings of a run that it reads and that not all of its kind do
     kind              the kind of run that may name it
     shortest_context  how many tokens a sequence needs at least
@@ -54,14 +54,18 @@ class Registry(dict[str, Entry]):
 
 
 OBJECTIVES = Registry(
-    causal=Entry(f"{_OBJECTIVES}.causal:CausalBytes", settings=("modality", "record_length"), recipe="bytes-small"),
+    causal=Entry(
+        f"{_OBJECTIVES}.causal:CausalTokens", settings=("modality", "record_length", "tokenizer"), recipe="bytes-small"
+    ),
     mlm=Entry(
         f"{_OBJECTIVES}.masked:MaskedTokens",
         settings=("modality", "tokenizer", "next_sentence"),
         shortest_context=16,
         recipe="bigbird-tiny",
     ),
-    prefix_lm=Entry(f"{_OBJECTIVES}.prefix:PrefixBytes", settings=("modality", "record_length"), recipe="bytes-small"),
+    prefix_lm=Entry(
+        f"{_OBJECTIVES}.prefix:PrefixTokens", settings=("modality", "record_length", "tokenizer"), recipe="bytes-small"
+    ),
     span_corruption=Entry(
         f"{_OBJECTIVES}.span_corruption:SpanCorruption",
         settings=("tokenizer",),

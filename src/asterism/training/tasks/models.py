@@ -20,11 +20,8 @@ from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.shape import check_values
-from asterism.training.data.corpora.tokenization import is_of_values, value_tokenizer
+from asterism.training.data.corpora.tokenization import has_tokenizer, is_of_values, value_tokenizer
 from asterism.training.tasks.answers import Answers, WrittenAnswers
-
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
-"""One of these files holds the vocabulary. Without any, transformers makes a tokenizer with an empty vocabulary."""
 
 
 def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
@@ -35,7 +32,7 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
     Raises CheckpointError if the folder does not have both. Raises ConfigurationError for a tokenizer without offsets,
     and for an impossible field of one of our models.
     """
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise CheckpointError(
             "tokenizer-missing",
             f"model: {folder} holds no tokenizer; add the one that the model was trained with",
@@ -64,7 +61,7 @@ def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
     Raises CheckpointError for a model that cannot be read, and ConfigurationError for one that reads the tokens of text
     or has too few embeddings.
     """
-    if any((folder / name).exists() for name in TOKENIZER_FILES):
+    if has_tokenizer(folder):
         tokenizer, config = load_tokenizer(folder)
         if not is_of_values(tokenizer):
             raise ConfigurationError(

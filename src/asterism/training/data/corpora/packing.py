@@ -44,20 +44,25 @@ class TokenStream:
     empty: int
 
     @classmethod
-    def of(cls, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
+    def of(
+        cls, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase, separator: int | None = None
+    ) -> "TokenStream":
         """The documents of a split as tokens. One process of a machine makes them, and the others read its result."""
         name = f"tokens {corpus.sha256} {split}"
-        return made_once(name, lambda: cls.made(corpus.documents(split), tokenizer), cls._write, cls._read)
+        return made_once(name, lambda: cls.made(corpus.documents(split), tokenizer, separator), cls._write, cls._read)
 
     @classmethod
-    def made(cls, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
-        """The documents as tokens."""
-        separates = end_of(tokenizer) if tokenizer.sep_token_id is None else tokenizer.sep_token_id
-        separator = np.array([separates], dtype=np.int32)
+    def made(
+        cls, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, separator: int | None = None
+    ) -> "TokenStream":
+        """The documents as tokens; the token `separator` follows each, by default the one that separates sentences."""
+        if separator is None:
+            separator = end_of(tokenizer) if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+        behind = np.array([separator], dtype=np.int32)
         tokens, lengths, empty = Appended(), [0], 0
         for document in encode(tokenizer, documents):
             if len(document):
-                tokens.append(np.concatenate([document, separator]))
+                tokens.append(np.concatenate([document, behind]))
                 lengths.append(len(document) + 1)
             else:
                 empty += 1

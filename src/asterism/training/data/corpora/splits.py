@@ -7,7 +7,7 @@ one index in its split. They are decoded only when they are read.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,13 @@ class Values(Protocol):
     def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
+class Border(NamedTuple):
+    """The tokens of a border between two documents: the model predicts `end`, and reads `start` in its place."""
+
+    end: int
+    start: int
+
+
 class Pieces(ABC):
     """One split.
 
@@ -32,11 +39,13 @@ class Pieces(ABC):
     labels     int64 [pieces], the class of each; None where the modality is not asked to tell classes apart
     is_stream  whether the split is one piece that begins in the middle of things, so that its first value is read and
                not predicted
+    border     the tokens between documents that do not read one another; None where values have no such borders
     """
 
     bounds: np.ndarray
     labels: np.ndarray | None = None
     is_stream: bool = False
+    border: Border | None = None
 
     def __len__(self) -> int:
         """The number of values of the split."""
@@ -45,6 +54,14 @@ class Pieces(ABC):
     @abstractmethod
     def read(self, start: int, stop: int) -> np.ndarray:
         """The values at the places start .. stop - 1, all of one piece: uint8 [stop - start]."""
+
+    def bytes_before(self, places: np.ndarray) -> np.ndarray:
+        """The number of bytes of data before each place: int64, shaped like `places`. A value is a byte."""
+        return places
+
+    def place_of(self, size: int) -> int:
+        """The first place with at least `size` bytes before it, or the end of the split."""
+        return min(size, len(self))
 
     def turned(self, values: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """The values of a window as training reads it: unchanged, or turned into equivalent ones, such as the other

@@ -35,6 +35,9 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
+"""One of these files holds the vocabulary."""
+
 VALUES = 256
 """The 8-bit values."""
 _SMALLEST = VALUES + len(SPECIAL_TOKENS)
@@ -61,6 +64,7 @@ class Needs:
     sentinels: int = 0
 
 
+ENDING = Needs("predicting the next token", (("eos_token", "sep_token"),))
 MASKING = Needs("masking", (("mask_token",), ("sep_token",), ("cls_token",), ("pad_token",)))
 
 
@@ -69,7 +73,8 @@ class Vocabulary:
     """The facts about a tokenizer that a model needs: the most tokens, and the padding token, if there is one.
 
     `end` is the token that ends a text, `start` the one that a decoder begins with. `tokenizer` is there already if it
-    comes from a folder, `name` says how to make it if not, with so many `sentinels`.
+    comes from a folder, `name` says how to make it if not, with so many `sentinels`. `is_values` says that there is
+    none, because tokens are 8-bit values.
     """
 
     size: int
@@ -79,6 +84,7 @@ class Vocabulary:
     end: int | None = None
     start: int | None = None
     sentinels: int = 0
+    is_values: bool = False
 
     def made(self, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
         """The tokenizer, trained on `documents` if it is to be trained, for sequences of `context` tokens."""
@@ -108,6 +114,15 @@ def vocabulary(name: str, needs: Needs = MASKING) -> Vocabulary:
 def end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token that ends a text; BERT's kin have a separator for it. None if there is neither."""
     found: int | None = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    return found
+
+
+def start_of_text(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that a causal model reads before a text; BERT's kin have one for classes there. Where there is neither,
+    the token that ends the text before.
+    """
+    known = (tokenizer.bos_token_id, tokenizer.cls_token_id, end_of(tokenizer))
+    found: int | None = next((token for token in known if token is not None), None)
     return found
 
 
@@ -183,6 +198,11 @@ def _settled(tokenizer: Tokenizer) -> models.Unigram:
     settled = [(token, round(lowest if len(token) == 1 and score < added else score, 6)) for token, score in learned]
     settled.sort(key=lambda entry: (-entry[1], entry[0]))
     return models.Unigram([(token, score) for token, score in special] + settled, tokenizer.token_to_id("[UNK]"))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model folder holds a vocabulary. Without any, transformers makes a tokenizer with an empty one."""
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedTokenizerBase:
@@ -261,6 +281,33 @@ def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> Iter
             verbose=False,
         )["input_ids"]
         yield np.array([token for part in parts for token in part], dtype=np.int32)
+
+
+def encode_with_ends(tokenizer: PreTrainedTokenizerBase, document: str) -> np.ndarray:
+    """How many bytes of a document the text has up to the end of each of the tokens of `encode`: int64 [tokens].
+
+    The last token ends with the document. Needs a fast tokenizer.
+    """
+    found: list[np.ndarray] = []
+    before = 0
+    for piece in pieces([document]):
+        letters = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
+        sizes = 1 + (letters >= 0x80) + (letters >= 0x800) + (letters >= 0x10000)
+        until = np.concatenate([[0], np.cumsum(sizes)]) + before
+        spans = tokenizer(
+            piece,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=True,
+            split_special_tokens=True,
+            verbose=False,
+        )["offset_mapping"]
+        found.append(until[np.array([end for _, end in spans], dtype=np.int64)])
+        before = int(until[-1])
+    ends = np.maximum.accumulate(np.concatenate(found))
+    ends[-1:] = before
+    return ends
 
 
 def pieces(documents: Iterable[str]) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """The windows of training and of scoring: which values a model reads, and which it predicts.
 
+A value is one of 8 bits, or a token (`tokens.py`).
+
 A window at the place `start` of a split predicts `context` values from there on, or those up to the end of its piece;
 the model reads the values one place earlier. So position i of a window predicts the value at start + i from i + 1
 values of context. At the beginning of a piece (a picture, a clip, a record) it reads a token that is no value in place
@@ -13,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from asterism.labels import IGNORED
+from asterism.labels import IGNORED, read_and_predicted
 from asterism.randomness import of_row
 from asterism.training.data.corpora.corpus import Corpus
-from asterism.training.data.corpora.splits import Pieces, Split, Splits
+from asterism.training.data.corpora.splits import Border, Pieces, Split, Splits
 
 FIRST_CLASS = 256
 """The token that stands before a piece of class 0; that of class c is the c-th behind it."""
@@ -74,6 +76,22 @@ def read_windows(
     return torch.from_numpy(rows)
 
 
+def model_inputs(windows: torch.Tensor, border: Border | None = None) -> dict[str, torch.Tensor]:
+    """The arguments of a model for windows int64 [B, context + 1]: input_ids and shift_labels, int64 [B, context] each.
+
+    shift_labels holds the value after each column. Padding is read as 0 and follows all predicted values. Where
+    documents have borders, position_ids int64 [B, context] restart at each, so that no document reads another.
+    """
+    read, predicted = read_and_predicted(windows)
+    labels = predicted.contiguous()
+    if border is None:
+        return {"input_ids": read.clamp(min=0), "shift_labels": labels}
+    columns, begins = torch.arange(read.shape[1]).expand_as(read), read == border.end
+    firsts = torch.where(begins, columns, 0).cummax(dim=1).values
+    inputs = read.masked_fill(begins, border.start).clamp(min=0)
+    return {"input_ids": inputs, "position_ids": columns - firsts, "shift_labels": labels}
+
+
 def draw_starts(pieces: Pieces, context: int, count: int, *, seed: int, step: int) -> np.ndarray:
     """The starts of one step's random windows: int64 [count], a function of (seed, step).
 
@@ -94,25 +112,30 @@ def draw_starts(pieces: Pieces, context: int, count: int, *, seed: int, step: in
 class ScoringPlan:
     """Windows that together score every value of a range once: window w scores its positions firsts[w] .. stops[w] - 1.
 
-    `starts`, `firsts` and `stops` are int64 [windows].
+    `starts`, `firsts` and `stops` are int64 [windows], and so is `sizes`: how many bytes of data each window scores.
     """
 
     starts: np.ndarray
     firsts: np.ndarray
     stops: np.ndarray
+    sizes: np.ndarray
 
     @property
     def bytes_scored(self) -> int:
-        """The number of values that the windows score together."""
-        return int((self.stops - self.firsts).sum())
+        """The number of bytes that the windows score together."""
+        return int(self.sizes.sum())
 
     def thin(self, limit: int) -> "ScoringPlan":
-        """A subset of the windows, evenly spread over the range, that scores about `limit` values."""
+        """A subset of the windows, evenly spread over the range, that scores about `limit` bytes."""
         every = max(1, -(-self.bytes_scored // limit))
-        return ScoringPlan(self.starts[::every], self.firsts[::every], self.stops[::every])
+        return ScoringPlan(*(one[::every] for one in (self.starts, self.firsts, self.stops, self.sizes)))
 
 
-def plan_windows(context: int, minimum_context: int, *, begin: int, first: int, stop: int) -> ScoringPlan:
+Windows = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""The starts, firsts and stops of a `ScoringPlan`."""
+
+
+def plan_windows(context: int, minimum_context: int, *, begin: int, first: int, stop: int) -> Windows:
     """Windows that score the places first .. stop - 1 of a piece that begins at `begin`, each with at least
     `minimum_context` values of the piece before it.
 
@@ -124,7 +147,7 @@ def plan_windows(context: int, minimum_context: int, *, begin: int, first: int, 
     scored_from = np.arange(first, stop, context - lead)
     starts = np.maximum(begin, np.minimum(scored_from - lead, stop - context))
     ends = np.append(scored_from[1:], stop)
-    return ScoringPlan(starts, scored_from - starts, ends - starts)
+    return starts, scored_from - starts, ends - starts
 
 
 def plan_pieces(pieces: Pieces, context: int, minimum_context: int, lead: int, stop: int) -> ScoringPlan:
@@ -138,6 +161,7 @@ def plan_pieces(pieces: Pieces, context: int, minimum_context: int, lead: int, s
         for begin, end in zip(pieces.bounds[:-1].tolist(), pieces.bounds[1:].tolist(), strict=True)
         if begin + lead < min(end, stop)
     ]
-    names = ("starts", "firsts", "stops")
-    parts = ([getattr(plan, name) for plan in plans] or [np.zeros(0, dtype=np.int64)] for name in names)
-    return ScoringPlan(*(np.concatenate(part) for part in parts))
+    none: list[Windows] = [(np.zeros(0, dtype=np.int64),) * 3]
+    starts, firsts, stops = (np.concatenate(part) for part in zip(*(plans or none), strict=True))
+    sizes = pieces.bytes_before(starts + stops) - pieces.bytes_before(starts + firsts)
+    return ScoringPlan(starts, firsts, stops, sizes)

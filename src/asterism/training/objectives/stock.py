@@ -1,0 +1,121 @@
+"""Causal models of transformers' own classes, from a folder: whole, without pickle, and by a pattern."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError
+from asterism.files import DAMAGED, LOCAL, why_unread
+from asterism.models import use_pattern
+from asterism.models.drop_in.native import native_locals
+from asterism.models.drop_in.places import find_attention
+from asterism.quiet import quiet_transformers
+from asterism.randomness import isolated
+from asterism.training.objectives.footprint import require_memory_to_load
+from asterism.training.tasks.models import ends, longest
+
+
+def load_causal(
+    folder: Path, dtype: str | torch.dtype, shape: PreTrainedConfig | None = None, what: str = ""
+) -> PreTrainedModel:
+    """Load the causal model in a folder, with weights of this dtype ("auto": those of the folder).
+
+    `shape` replaces its configuration. Raises CheckpointError for a folder without a whole model in safetensors, and
+    ConfigurationError for one that reads the future; `what` begins messages.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            "safetensors-missing", f"{what}{folder} holds no weights as safetensors; no other format is read"
+        )
+    require_memory_to_load(folder, what)
+    with isolated(0), quiet_transformers(), readable(folder, what):
+        config = causal_shape(folder, what) if shape is None else shape
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
+        )
+    model: PreTrainedModel = loaded[0]
+    _refuse_incomplete(folder, loaded[1], what)
+    return model
+
+
+def causal_shape(folder: Path, what: str = "", **changes: Any) -> PreTrainedConfig:
+    """The configuration of the causal model in a folder. Raises as `load_causal` does."""
+    with readable(folder, what):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL, **changes)
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        raise ConfigurationError(
+            "model-not-causal",
+            f"{what}{folder} holds a {config.model_type} model, which reads the future; give a causal one",
+        )
+    return config
+
+
+def followed_shape(folder: Path, pattern: str | None, context: int, what: str) -> PreTrainedConfig:
+    """The configuration of a causal model that follows a pattern, for weights in float32: by default the one saved with
+    it, or that of its own windows ("native"), or "causal()".
+
+    Raises what `use_pattern` raises, and ConfigurationError for a model that reads fewer tokens than `context`.
+    """
+    config = causal_shape(folder, what, dtype="float32")
+    with readable(folder, what), torch.device("meta"), quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config)
+    if pattern is None and config.asterism_pattern is not None:
+        use_pattern(model)
+    else:
+        use_pattern(model, pattern or ("native" if any(native_locals(model, find_attention(model))) else "causal()"))
+    most = longest(config)
+    if ends(config) and most is not None and most < context:
+        raise ConfigurationError(
+            "context-beyond-model",
+            f"{what}{folder} reads {most:,} tokens, too few for context={context:,}; give a shorter context",
+        )
+    shape: PreTrainedConfig = model.config
+    return shape
+
+
+def new_causal(shape: PreTrainedConfig) -> PreTrainedModel:
+    """A model of this configuration with new weights, in float32."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    return model
+
+
+def without_cache(model: PreTrainedModel) -> PreTrainedModel:
+    """Have a model make no cache unless `generate` asks for one: rows of packed documents cannot be continued."""
+    model.register_forward_pre_hook(_make_none, with_kwargs=True)
+    return model
+
+
+def _make_none(
+    model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    silent = named.get("use_cache") is None and named.get("past_key_values") is None
+    return (arguments, named | {"use_cache": False}) if silent else None
+
+
+def _refuse_incomplete(folder: Path, found: Mapping[str, Any], what: str) -> None:
+    missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
+    if missing:
+        raise CheckpointError(
+            "incomplete-weights",
+            f"{what}{folder} lacks {len(missing)} tensors of its model, or has them in another shape, such as"
+            f" {missing[0]}",
+        )
+
+
+@contextmanager
+def readable(folder: Path, what: str = "") -> Iterator[None]:
+    """Within the body, errors of transformers about an unreadable folder become a CheckpointError of one line."""
+    try:
+        yield
+    except AsterismError:
+        raise
+    except (AssertionError, OSError, ImportError, RuntimeError, SafetensorError, *DAMAGED) as error:
+        raise CheckpointError(
+            "unreadable-model", f"{what}{folder} holds no readable causal model and tokenizer: {why_unread(error)}"
+        ) from error
