@@ -22,9 +22,10 @@ QUICK_LEAVES_OUT := $(addprefix --ignore tests/patterns/,test_algebra.py test_pa
 	training/data/test_data.py::test_the_public_names_of_runs_are_there)
 MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectives) tests/layers/test_positions.py
 LOWEST := 5.17.0
+NEWEST := 5.24.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest test-newest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -43,11 +44,17 @@ quick: $(STAMP)  ## Run the tests of patterns, compiler and data that take littl
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(PYTEST) -m slow
 
-test-lowest:  ## Run the tests of models, in .venv-lowest, with the oldest transformers that is supported
-	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	sed -e 's/^transformers==.*/transformers==$(LOWEST)/' -e '/^huggingface/d' constraints.txt > .venv-lowest/constraints.txt
-	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[dev]"
-	$(PYTEST:$(BIN)/%=.venv-lowest/bin/%) $(MODELS) tests/promises
+test-lowest: .venv-$(LOWEST)  ## Run the tests of models with the oldest transformers that is supported, in an environment of its own
+	$(PYTEST:$(BIN)/%=.venv-$(LOWEST)/bin/%) $(MODELS) tests/promises
+
+test-newest: .venv-$(NEWEST)  ## The same with a newer transformers than the pinned one, as installations without constraints get
+	$(PYTEST:$(BIN)/%=.venv-$(NEWEST)/bin/%) $(MODELS) tests/promises
+
+.venv-$(LOWEST) .venv-$(NEWEST): .venv-%: pyproject.toml constraints.txt
+	test -x $@/bin/python || $(PYTHON) -m venv $@
+	sed -e 's/^transformers==.*/transformers==$*/' -e '/^huggingface/d' constraints.txt > $@/constraints.txt
+	$@/bin/pip install --quiet --constraint $@/constraints.txt --editable ".[dev]"
+	@touch $@
 
 bench: $(STAMP)  ## Measure all implementations and the peers installed, into benchmarks/results (an hour or so)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"

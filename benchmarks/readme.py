@@ -103,8 +103,9 @@ def _picture() -> str:
     return (
         '<img src="docs/images/speed.svg" width="49%" alt="Time and memory against tokens">\n'
         '<img src="docs/images/gallery.svg" width="49%" alt="Twelve patterns: who attends to whom">\n\n'
-        f"*`{PATTERN}`, float32. Attention: 8 heads of 64, {attention_on}. Training step: two\n"
-        f"layers of the BERT base size, {step_on}. Right: drawn by Asterism.*"
+        f"*Left: `{PATTERN}`, float32 (Hugging Face BigBird: transformers' code for it). Attention: 8 heads of 64,\n"
+        f"{attention_on}. Training step: two layers of BERT base, {step_on}.\n"
+        "Right: rows are queries, columns are keys.*"
     )
 
 

@@ -1,15 +1,20 @@
 """asterism doctor: what it reports, and that it fails where something needed is missing."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from command_line import Run, refuses
+from repository import ROOT
 
 from asterism.cli import doctor, installed
 from asterism.cli.installed import Requirement
 from asterism.errors import KernelError
 from asterism.kernels.cpu import build
+
+(NEWEST,) = re.findall(r"^NEWEST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+PINNED = dict(re.findall(r"^(torch|transformers)==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 
 
 def test_report(run: Run):
@@ -32,7 +37,8 @@ def test_what_is_missing_is_named_with_its_remedy(run: Run, monkeypatch: pytest.
     monkeypatch.setattr(build, "library", fail)
     result = run("doctor")
     assert result.code == 1
-    assert "[missing]: none of c++" in " ".join(result.out.split())
+    assert result.out.startswith("missing, and needed:\n  kernel ")
+    assert "slower 'eager': none of c++" in " ".join(result.out.split())
     assert result.err == "asterism: error: missing: kernel; the report above tells how to get it\n"
 
 
@@ -51,6 +57,23 @@ def test_versions_that_are_too_old_or_absent(monkeypatch: pytest.MonkeyPatch):
     assert found["[train]"].value == "lacks nothing-there>=1, x>=1"
     assert found["[train]"].remedy == "pip install '.[train]' in a checkout"
     assert "[dev]" not in found
+
+
+def test_what_is_needed_comes_before_what_is_optional(run: Run):
+    out = run("doctor").out
+    titles = [line for line in out.splitlines() if not line.startswith(" ")]
+    assert titles == ["there:", "optional, and not there:"]
+    absent = out[out.index(titles[1]) :]
+    assert "  gpu " in absent and "lacks" not in out[: out.index(titles[1])]
+    found = [doctor.Finding(name=state, state=state, value="") for state in ("optional", "ok", "missing", "ok")]
+    assert [one.state for one in doctor.by_importance(found)] == ["missing", "ok", "ok", "optional"]
+
+
+def test_versions_that_are_newer_than_the_tests_are_named():
+    assert str(Requirement("torch", "", "2.13.0+cpu")) == "torch 2.13.0+cpu"
+    newer = Requirement("transformers", ">=5.17", "99.0.1")
+    assert newer.is_met and str(newer) == f"transformers 99.0.1 (newer than {NEWEST}, the newest tested)"
+    assert {"torch": PINNED["torch"], "transformers": NEWEST} == installed.NEWEST_TESTED
 
 
 @pytest.mark.parametrize(

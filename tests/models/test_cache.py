@@ -504,7 +504,7 @@ def test_caches_that_do_not_know_the_patterns_are_refused() -> None:
     deeper = PatternCache(small_config(num_hidden_layers=4))
     for cache in (used, static, offloaded, deeper):
         with pytest.raises(
-            ConfigurationError, match=f"past_key_values is of type {type(cache).__name__}, which cannot forget"
+            ConfigurationError, match=f"the cache is of type {type(cache).__name__}, which cannot forget"
         ):
             model(tokens, past_key_values=cache)
 

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from asterism.models import AsterismConfig, AsterismForCausalLM, use_pattern
 from asterism.models.cache.cache import PatternCache
 from asterism.models.cache.layer import RESTORABLE
+from asterism.models.cache.naming import CACHE
 from asterism.patterns.text import VOCABULARY
 
 CAUSAL = {
@@ -203,10 +204,10 @@ def test_a_compiled_step_of_a_model_of_transformers(compilations: list) -> None:
     llama = use_pattern(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).double().eval(), CAUSAL["sinks"])
     tokens = torch.randint(40, (2, 130), generator=torch.Generator().manual_seed(0))
     expected, cache = llama(tokens, use_cache=False).logits, PatternCache(max_tokens=2**30)
-    llama(tokens[:, :20], past_key_values=cache)
+    llama(tokens[:, :20], **{CACHE: cache})
     step, counts = torch.compile(llama, backend=counting, fullgraph=True), []
     for position in range(20, 130):
-        logits = step(tokens[:, position : position + 1], past_key_values=cache).logits[:, 0]
+        logits = step(tokens[:, position : position + 1], **{CACHE: cache}).logits[:, 0]
         torch.testing.assert_close(logits, expected[:, position], atol=1e-10, rtol=0)
         counts.append(len(compilations))
     assert counts[-1] == counts[2] <= 3

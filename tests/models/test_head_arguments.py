@@ -27,8 +27,8 @@ FIRST = {
 BY_NAME = {
     AsterismForMaskedLM: "output_hidden_states dropout_seed position_ids cu_seqlens parents",
     AsterismForSequenceClassification: "output_hidden_states dropout_seed position_ids cu_seqlens parents",
-    AsterismForCausalLM: "use_cache output_hidden_states dropout_seed position_ids cu_seqlens parents",
-    AsterismForConditionalGeneration: "token_type_ids use_cache output_hidden_states dropout_seed",
+    AsterismForCausalLM: "use_cache output_hidden_states dropout_seed position_ids cu_seqlens parents cache",
+    AsterismForConditionalGeneration: "token_type_ids use_cache output_hidden_states dropout_seed cache",
 }
 
 

@@ -20,6 +20,7 @@ from transformers import (
 
 from asterism.errors import ConfigurationError
 from asterism.models import native_patterns, use_pattern
+from asterism.models.cache.naming import CACHE
 
 pytestmark = pytest.mark.model
 
@@ -192,7 +193,7 @@ def test_padding_amid_a_row_is_refused(pattern: str) -> None:
         model(ids, attention_mask=mask)
     cache = model(ids[:, :12], attention_mask=mask[:, :12]).past_key_values
     with refusing(ConfigurationError, "native-hole"):
-        model(ids[:, 12:], attention_mask=mask, past_key_values=cache)
+        model(ids[:, 12:], attention_mask=mask, **{CACHE: cache})
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with pytest.raises(RuntimeError, match="padding between the tokens of a row"):
         compiled(ids, attention_mask=mask, use_cache=False)

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from asterism.models import import_checkpoint, use_pattern
+from asterism.models.cache.naming import CACHE
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TRAINED = 8192
@@ -180,7 +181,7 @@ def test_it_generates_beyond_what_it_was_trained_on_in_constant_memory(llama, id
     token = begun[:, -1:]
     for _ in range(96):
         with torch.no_grad():
-            out = llama(token, past_key_values=cache)
+            out = llama(token, **{CACHE: cache})
         token, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
         assert out.logits.isfinite().all()
         sizes.append(bytes_of(cache))

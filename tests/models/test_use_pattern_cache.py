@@ -23,6 +23,7 @@ from asterism.errors import ConfigurationError, PatternError
 from asterism.models import drop_pattern, use_pattern
 from asterism.models.cache.cache import PatternCache
 from asterism.models.cache.layer import PatternCacheLayer
+from asterism.models.cache.naming import CACHE
 
 pytestmark = pytest.mark.model
 
@@ -42,7 +43,7 @@ def test_logits_with_the_cache_equal_logits_without(name: str, side: str) -> Non
             input_ids=inputs["input_ids"][:, start:stop],
             attention_mask=inputs["attention_mask"][:, :stop],
             position_ids=torch.arange(start, stop)[None],
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         assert part.past_key_values is cache
         parts.append(part.logits)
@@ -82,12 +83,12 @@ def test_guesses_of_assistants_and_caches_of_fixed_size_change_no_token(name: st
         {"prompt_lookup_num_tokens": 4},
         {"assistant_model": use_pattern(build(name), "window(left=3)", native_window="replace")},
         {"assistant_model": build(name)},
-        {"past_key_values": PatternCache(max_tokens=COLUMNS + 24)},
+        {CACHE: PatternCache(max_tokens=COLUMNS + 24)},
     ):
         assert torch.equal(model.generate(tokens, **length, **how), expected)
     for kind, message in (
         ("static", "^a static or sliding cache cannot forget by a pattern; leave out"),
-        ("offloaded", "past_key_values .offloaded DynamicCache. cannot"),
+        ("offloaded", "the cache, of type offloaded DynamicCache, cannot"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             model.generate(tokens, **length, cache_implementation=kind, disable_compile=True)
@@ -108,7 +109,7 @@ def test_a_mask_may_be_left_out_once_the_cache_knows_the_padding() -> None:
     last, position = inputs["input_ids"][:, -1:], torch.tensor([[COLUMNS - 1]])
     expected = model(**inputs).logits[:, -1:]
     cache = model(**first, use_cache=True).past_key_values
-    assert_close(model(last, past_key_values=cache, position_ids=position).logits, expected)
+    assert_close(model(last, **{CACHE: cache}, position_ids=position).logits, expected)
 
 
 # --- saved and restored ----------------------------------------------------------------------------------------------

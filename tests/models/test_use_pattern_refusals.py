@@ -33,6 +33,7 @@ from transformers import (
 
 from asterism.errors import ConfigurationError, KernelError, PatternError
 from asterism.models import use_pattern
+from asterism.models.cache.naming import CACHE
 
 pytestmark = pytest.mark.model
 
@@ -169,19 +170,19 @@ def test_caches_that_cannot_forget_are_refused() -> None:
     use_pattern(model, "window(left=4)")
     following = {"input_ids": inputs["input_ids"][:, :1], "attention_mask": torch.ones(3, COLUMNS + 1)}
     with refusing(ConfigurationError, "cache-filled-before"):
-        model(**following, past_key_values=dense)
+        model(**following, **{CACHE: dense})
     with refusing(ConfigurationError, "foreign-keys", "static or sliding cache"):
-        model(**inputs, past_key_values=StaticCache(config=model.config, max_cache_len=64))
+        model(**inputs, **{CACHE: StaticCache(config=model.config, max_cache_len=64)})
     with refusing(ConfigurationError, "foreign-keys", "static or sliding cache"):
         model.generate(**inputs, max_new_tokens=2, cache_implementation="static", disable_compile=True)
     other = model(**inputs, use_cache=True).past_key_values
     use_pattern(model, "window(left=5)")
     with refusing(ConfigurationError, "cache-of-other-pattern", "window(left=4)", "0"):
-        model(**following, past_key_values=other)
+        model(**following, **{CACHE: other})
     use_pattern(model, "window(left=4)")
     del other.layers[1:]  # as of a model with one layer
     with refusing(ConfigurationError, "cache-of-other-layer", "0"):
-        model(**following, past_key_values=other)
+        model(**following, **{CACHE: other})
 
 
 def test_every_configuration_has_the_field() -> None:

@@ -139,8 +139,9 @@ def test_versions_are_those_of_today():
     torch, transformers, accelerate = (PINNED[package] for package in ("torch", "transformers", "accelerate"))
     assert f": torch {torch}, transformers {transformers} with accelerate {accelerate}, flash-attn" in README
     assert f"Python 3.11, torch {torch},\n" in README
-    (lowest,) = re.findall(r"^LOWEST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert f"transformers {lowest} and {transformers}, several processes over gloo" in README
+    makefile = (ROOT / "Makefile").read_text()
+    (lowest,), (newest,) = (re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("LOWEST", "NEWEST"))
+    assert f"transformers {lowest}, {transformers} and {newest}, several processes over gloo" in README
     assert f"version {asterism.__version__}:" in README
 
 

@@ -5,7 +5,18 @@ from dataclasses import asdict
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BigBirdPegasusConfig,
+    BigBirdPegasusForConditionalGeneration,
+    LEDConfig,
+    LEDForConditionalGeneration,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 from asterism.patterns import parse
@@ -104,6 +115,52 @@ def test_flops_are_what_pytorch_counts(name):
     settings = {"batch_size": BATCH, "objective": "span_corruption"}
     found = flops_per_step(settings, weights, draw_layers(model.config.to_dict(), SOURCE, TARGET))
     assert found == pytest.approx(counted(model), rel=0.001)
+
+
+LED = {**BART, "attention_window": [4, 6], "max_encoder_position_embeddings": 32, "max_decoder_position_embeddings": 32}
+PEGASUS = {**BART, "block_size": 2, "num_random_blocks": 1, "max_position_embeddings": 32}
+LONG_T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 1}
+LONG_T5 |= {"vocab_size": 40, "local_radius": 3, "decoder_start_token_id": 0}
+SPARSE = {
+    "led": (lambda: LEDForConditionalGeneration(LEDConfig(**LED)), ["window(2, 2)", "window(3, 3)"]),
+    "bigbird-pegasus": (
+        lambda: BigBirdPegasusForConditionalGeneration(BigBirdPegasusConfig(**PEGASUS)),
+        2 * ["bigbird(block=2, random=1)"],
+    ),
+    "bigbird-pegasus, short rows": (
+        lambda: BigBirdPegasusForConditionalGeneration(BigBirdPegasusConfig(**PEGASUS | {"block_size": 4})),
+        2 * ["dense()"],
+    ),
+    "longt5": (lambda: LongT5ForConditionalGeneration(LongT5Config(**LONG_T5)), 2 * ["window(3, 3)"]),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_flops_of_sparse_models_of_transformers_are_of_their_patterns(name):
+    make, patterns = SPARSE[name]
+    model = make().train()
+    tokens = torch.randint(3, 40, (BATCH, SOURCE), generator=torch.Generator().manual_seed(0))
+    products = (torch.ops.aten.mm, torch.ops.aten.addmm)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=tokens, labels=tokens[:, :TARGET].contiguous()).loss.backward()
+    of_weights = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if kind in products)
+    pairs = sum(SOURCE * degrees(parse(one), SOURCE).mean for one in patterns)
+    pairs += TARGET * (TARGET + 1) / 2 + TARGET * SOURCE  # one decoder layer: causal, and all of the source
+    weights = Weights({name: tuple(one.shape) for name, one in model.named_parameters()}, 0)
+    layers = draw_layers(model.config.to_dict(), SOURCE, TARGET)
+    assert [str(parse(one)) for one in patterns[:1]] == [one.text for one in layers.mixers[:1]]
+    found = flops_per_step({"batch_size": BATCH, "objective": "span_corruption"}, weights, layers)
+    assert found == pytest.approx(of_weights + BATCH * 3.5 * 4 * pairs * 16, rel=0.001)
+
+
+def test_means_of_blocks_are_refused_by_name():
+    model = LongT5Config(**LONG_T5, encoder_attention_type="transient-global")
+    layers = draw_layers(model.to_dict(), SOURCE, TARGET)
+    assert not layers.mixers and "LongT5 that reads means of blocks" in layers.remark
+    weights = Weights({"shared.weight": (40, 16)}, 0)
+    assert flops_per_step({"batch_size": BATCH}, weights, layers) is None
+    damaged = {**LEDConfig(**LED).to_dict(), "attention_window": None}
+    assert "configuration of a led is damaged" in draw_layers(damaged, SOURCE, TARGET).remark
 
 
 @pytest.mark.parametrize("name", ["led-tiny", "bigbird-roberta-summarization-tiny", "bigbird-pegasus-tiny"])

@@ -96,6 +96,17 @@ def test_a_page_of_one_run_and_of_several(tmp_path):
     assert "bits per byte, validation" in several and "by FLOPs" in several
 
 
+def test_what_unlike_runs_do_not_have_is_left_out_or_a_dash(tmp_path):
+    data = write_lines(tmp_path / "data.jsonl", [{"text": "x", "label": "b"}])
+    unlike = [write_run(tmp_path / "bytes"), tuned(tmp_path / "labels", "classify", data, [])]
+    text = Elements(make_page(describe_runs(unlike))).text
+    assert "null" not in text
+    compared = text[text.index("learns") : text.index("Objective: causal")]
+    assert "not known" not in compared and "modality" in compared and "–" in compared
+    head, *_ = compared.partition("causal")
+    assert "parameters" in head and "FLOPs" not in head  # the second run alone has parameters, and none has FLOPs
+
+
 def test_losses_of_different_objectives_share_no_chart(tmp_path):
     finished(tmp_path / "a")
     write_run(tmp_path / "b", causal(objective="prefix_lm"))

@@ -11,6 +11,8 @@ from transformers import masking_utils
 from transformers.generation import utils
 from transformers.models.mistral import modeling_mistral
 
+from asterism.models.cache.naming import CACHE, cache_in
+
 
 class Plant(NamedTuple):
     """A fault in a small model of a class, and the paths that it changes; all others keep the rule."""
@@ -51,10 +53,10 @@ def where(condition: Callable[..., bool]) -> Callable[[Any, Any], None]:
     def put(patch: Any, model: Any) -> None:
         windowed = masking_utils.create_sliding_window_causal_mask
 
-        def mask(config: Any, inputs_embeds: Any, attention_mask: Any, past_key_values: Any = None, **more: Any) -> Any:
-            dropped = condition(attention_mask, past_key_values)
+        def mask(config: Any, inputs_embeds: Any, attention_mask: Any, **more: Any) -> Any:
+            dropped = condition(attention_mask, cache_in(more))
             make = masking_utils.create_causal_mask if dropped else windowed
-            return make(config, inputs_embeds, attention_mask, past_key_values, **more)
+            return make(config, inputs_embeds, attention_mask, **more)
 
         patch.setattr(modeling_mistral, "create_sliding_window_causal_mask", mask)
 
@@ -157,9 +159,10 @@ def right_padding_read(patch: Any, model: Any) -> None:
 
 
 def only_generate(patch: Any, model: Any) -> None:
-    def without_window(config: Any, inputs_embeds: Any, attention_mask: Any, past_key_values: Any, **more: Any) -> Any:
+    def without_window(config: Any, inputs_embeds: Any, attention_mask: Any, **more: Any) -> Any:
+        cache = {CACHE: cache_in(more)}
         return masking_utils.create_causal_mask(
-            config, inputs_embeds, attention_mask, past_key_values, allow_is_causal_skip=False
+            config, inputs_embeds, attention_mask, **cache, allow_is_causal_skip=False
         )
 
     patch.setattr(utils, "create_masks_for_generate", without_window)

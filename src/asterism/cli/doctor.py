@@ -1,8 +1,8 @@
 """asterism doctor: check this installation, and explain how to get anything that is missing.
 
-It prints versions, extras, the CPU kernel (which it builds if need be), processor, GPU, cache folder and the prices by
-which attention is chosen on this machine. The exit code is 1 if something that Asterism needs is missing; extras, a GPU
-and measured prices are optional.
+First comes anything that Asterism needs and that is missing. Then come versions, the CPU kernel (which is built if need
+be), processor, cache folder, the prices by which attention is chosen on this machine, GPU, and extras. The exit code is
+1 if something that Asterism needs is missing. Extras, a GPU and measured prices are optional.
 """
 
 import os
@@ -39,9 +39,10 @@ OK, OPTIONAL, MISSING = "ok", "optional", "missing"
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     with waiting("loading PyTorch"):
-        found = [*versions(), *extras()]
+        found = [*versions()]
     with waiting("looking at the kernel, building it if need be"):
         found += [*_torch_findings()] if _has_torch(found) else []
+    found = by_importance([*found, *extras()])
     missing = [one.name for one in found if one.state == MISSING]
     if arguments.json:
         print_json({"ok": not missing, "findings": [asdict(one) for one in found]})
@@ -53,12 +54,21 @@ def run(argv: Sequence[str]) -> None:
         )
 
 
+def by_importance(found: Sequence[Finding]) -> list[Finding]:
+    """What is missing, what is there, and what is optional and absent, each in the order given."""
+    return sorted(found, key=lambda one: (MISSING, OK, OPTIONAL).index(one.state))
+
+
 def _table(found: Sequence[Finding]) -> str:
-    rows = []
-    for one in found:
-        mark = "" if one.state == OK else f" [{one.state}]"
-        rows.append((one.name, f"{one.value}{mark}" + (f": {one.remedy}" if one.remedy else "")))
-    return listed(rows, 18)
+    """A section for each state that occurs."""
+    titles = {MISSING: "missing, and needed:", OK: "there:", OPTIONAL: "optional, and not there:"}
+    sections = []
+    for state, title in titles.items():
+        rows = [
+            (one.name, f"{one.value}: {one.remedy}" if one.remedy else one.value) for one in found if one.state == state
+        ]
+        sections += [f"{title}\n{listed(rows, 18)}"] if rows else []
+    return "\n".join(sections)
 
 
 def _has_torch(found: Sequence[Finding]) -> bool:
@@ -80,18 +90,18 @@ def versions() -> Iterator[Finding]:
 
 def _finding(one: Requirement) -> Finding:
     state = OK if one.is_met else MISSING
-    value = one.found or "not installed"
+    value = str(one).removeprefix(f"{one.name} ")
     remedy = "" if one.is_met else f"pip install '{one.name}{one.constraint}'"
     return Finding(name=one.name, state=state, value=value, remedy=remedy)
 
 
 def extras() -> Iterator[Finding]:
-    """Each extra, and which of its packages are not there."""
-    for extra, needs in sorted(required().items()):
+    """Each extra, and which of its packages are not there; first the one that training needs."""
+    for extra, needs in sorted(required().items(), key=lambda one: (one[0] != "train", one[0])):
         if extra in ("", *_OF_DEVELOPERS):
             continue
         absent = [f"{one.name}{one.constraint}" for one in needs if not one.is_met]
-        told = ", ".join(f"{one.name} {one.found}" for one in needs if one.is_met)
+        told = ", ".join(str(one) for one in needs if one.is_met)
         if absent:
             told = f"lacks {', '.join(absent)}"
         yield Finding(
@@ -111,9 +121,9 @@ def _torch_findings() -> Iterator[Finding]:
     yield kernel()
     yield Finding(name="processor", state=OK, value=_processor())
     yield Finding(name="threads", state=OK, value=f"{torch.get_num_threads()}, of {os.cpu_count()} processors")
-    yield gpu()
     yield cache_folder()
     yield prices()
+    yield gpu()
 
 
 def _processor() -> str:

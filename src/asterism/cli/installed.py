@@ -10,6 +10,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 DISTRIBUTION = "asterism-attention"
 """The name of this package on the package index."""
 
+NEWEST_TESTED = {"torch": "2.13.0", "transformers": "5.24.0"}
+"""The newest versions that the tests of this version of Asterism have run with, of packages that change often."""
+
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?:\[.*?\])?\s*(?P<constraint>[^;]*?)\s*(?:;\s*(?P<marker>.*))?")
 
 
@@ -28,6 +31,14 @@ class Requirement:
             return cls(name, constraint, version(name))
         except PackageNotFoundError:
             return cls(name, constraint, None)
+
+    def __str__(self) -> str:
+        """The name and the version that is there, and whether it is newer than the tests."""
+        if self.found is None:
+            return f"{self.name} is not installed"
+        tested = NEWEST_TESTED.get(self.name)
+        is_newer = tested is not None and _numbers(self.found) > _numbers(tested)
+        return f"{self.name} {self.found}" + (f" (newer than {tested}, the newest tested)" if is_newer else "")
 
     @property
     def is_met(self) -> bool:

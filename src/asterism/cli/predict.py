@@ -71,7 +71,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--reader", metavar="TEXT", help=f"{MEANING} (default: as in training)")
     parser.add_argument(
-        "--score", action="store_true", help="also score the predictions; every example must have labels"
+        "--score",
+        action="store_true",
+        help="also score the predictions, and baselines without a model; every example must have labels",
     )
     parser.add_device()
     return parser

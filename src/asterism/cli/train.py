@@ -93,7 +93,7 @@ def _print_cost(config: RunConfig, arguments: argparse.Namespace) -> None:
     print(f"dtype       {cost.dtype}{' (auto)' if config.dtype == 'auto' else ''}")
     flops = amount(cost.flops_per_step, "FLOP")
     print(f"step        {cost.tokens_per_step:,} {cost.unit}, {flops} ({mixing:.0%} mixing)")
-    limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
+    limit = "" if config.minutes is None else f"; training ends after {config.minutes:g} minutes at the latest"
     left = cost.steps - done
     print(f"run         {left:,} {'more ' if done else ''}steps, {amount(cost.flops_per_step * left, 'FLOP')}{limit}")
     if cost.seconds_per_step is not None:

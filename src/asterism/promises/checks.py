@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from asterism.bench.memory import extra_bytes
+from asterism.models.cache.naming import CACHE, cache_of
 from asterism.promises.subjects import SUBJECTS, VOCABULARY, TestedModel
 from asterism.randomness import isolated
 
@@ -82,8 +83,8 @@ def cached_equals_uncached(subject: TestedModel) -> PromiseOutcome:
     cache, parts = None, []
     with isolated(0), torch.no_grad():
         for step in steps:
-            result = model(input_ids=step, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
+            result = model(input_ids=step, use_cache=True, **{CACHE: cache})
+            cache = cache_of(result)
             parts.append(result.logits)
     difference = _difference(whole, torch.cat(parts, dim=1))
     return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from asterism.models.cache.naming import CACHE, cache_of
 from asterism.promises.reach import Undecided
 
 PADDING = 3
@@ -161,8 +162,8 @@ def _cached(
             if start == end:
                 break
             padding = {"attention_mask": _mask(case, side, end)} if side else {}
-            result = model(input_ids=case.ids[:, start:end], past_key_values=kept, use_cache=True, **padding)
-            kept, start = getattr(result, "past_key_values", None), end
+            result = model(input_ids=case.ids[:, start:end], use_cache=True, **{CACHE: kept}, **padding)
+            kept, start = cache_of(result), end
             if kept is None:
                 raise Undecided(f"{type(model).__name__} returns no cache")
 

@@ -21,8 +21,8 @@ _MASKED = 0.15
 _HEADS = ("lm_head", "cls.predictions", "predictions")
 _TABLES = ("embed", "position", "shared.weight", "relative_attention_bias")
 """Parts of the names of weights that are looked up by token or position, and multiplied with nothing."""
-_RARE = ("global_query",)
-"""Weights that are computed for a few tokens alone."""
+_RARE = ("global_query", *(f"longformer_self_attn.{name}_global" for name in ("query", "key", "value")))
+"""Weights that are computed for a few tokens alone, or, in LED without global tokens, for none."""
 _CROSS = ("cross_attention", "crossattention", "encoder_attn", "EncDecAttention")
 _READ = ("key", "value", "k_proj", "v_proj", "k", "v")
 """In cross-attention, the weights of what is read: they are computed for each token of the source."""

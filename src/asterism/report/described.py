@@ -143,7 +143,8 @@ def _status(
     if result is not None:
         asks = ["predict --data FILE", "evaluate"] if isinstance(config, FineTuneConfig) else ["evaluate"]
         if getattr(config, "objective", "") in ("causal", "prefix_lm"):
-            asks.append("generate")
+            is_text = isinstance(config, RunConfig) and config.modality.startswith("bytes")
+            asks.append(f"generate {'--prompt TEXT' if is_text else '--output FILE'}")
         verbs = [one.partition(" ") for one in asks]
         following = [f"asterism {verb} {folder}{' ' * bool(rest)}{rest}" for verb, _, rest in verbs]
         done = int(number(result.get("steps")) or steps)

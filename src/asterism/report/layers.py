@@ -12,6 +12,7 @@ from asterism.patterns import Fourier, Mixer, as_schedule
 from asterism.patterns.across import queries_to_the_end
 from asterism.patterns.draw import draw, keys_read
 from asterism.patterns.pattern import Verdict
+from asterism.report.own_patterns import encoder_patterns
 from asterism.report.reading import plain
 
 MOST_PICTURES = 12
@@ -118,7 +119,7 @@ def draw_layers(shape: Mapping[str, Any], length: int | None, target: int | None
     if length is None or heads is None or width is None or count is None or length > 2**31:
         return Layers(length, heads, has_decoder, remark="The folder does not hold the sizes of the model.")
     length += _first(shape, ("global_tokens",)) or 0
-    schedules, remark = _schedules(shape, has_decoder)
+    schedules, remark = _schedules(shape, length, has_decoder)
     if schedules is None:
         return Layers(length, heads, has_decoder, remark=remark, target=target)
     below = _first(shape, _DECODER_LAYERS) or count
@@ -141,7 +142,7 @@ def draw_layers(shape: Mapping[str, Any], length: int | None, target: int | None
     return Layers(length, heads, has_decoder, mixers, remark, target)
 
 
-def _schedules(shape: Mapping[str, Any], has_decoder: bool) -> tuple[Sequence[Any] | None, str | None]:
+def _schedules(shape: Mapping[str, Any], length: int, has_decoder: bool) -> tuple[Sequence[Any] | None, str | None]:
     """The schedules of the encoder (or the only stack), the decoder and its cross-attention, and a remark on them.
 
     None where the configuration of a model of transformers does not tell them.
@@ -152,6 +153,12 @@ def _schedules(shape: Mapping[str, Any], has_decoder: bool) -> tuple[Sequence[An
         return [shape["asterism_pattern"]], None
     kind = plain(shape.get("model_type", "other"), 40)
     other = f"The model is of type {kind}: its configuration names no patterns."
+    try:
+        if (encoder := encoder_patterns(shape, length)) is not None:
+            return [encoder, "causal()", "dense()"], None
+    except (KeyError, TypeError, ValueError) as error:
+        what = str(error) if type(error) is ValueError else f"its configuration of a {kind} is damaged"
+        return None, f"Patterns and FLOPs are left out: {plain(what, 200)}."
     if has_decoder and kind not in _DENSE:
         return None, other
     return ["dense()", "causal()", "dense()"], f"{other} Dense attention is assumed."

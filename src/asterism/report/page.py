@@ -27,6 +27,10 @@ _MARK = '<meta name="generator" content="asterism report '
 _HERE = Path(__file__).parent
 _ROOMS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.0)
 """How much of points, predictions, samples and pictures is shown, until the page is small enough."""
+_FIGURES = ("seconds", "parameters", "tokens", "flops")
+"""Figures of the table of all runs, of which it shows those that some run has."""
+UNKNOWN = "–"
+"""What stands in the place of a figure or setting that a run does not have."""
 _AXES = {"step": ("step", 0), "seconds": ("seconds of training", 1), "FLOPs": ("FLOPs (estimated)", 0)}
 
 
@@ -68,6 +72,7 @@ def _render(runs: dict[str, Description], room: float) -> str:
         runs=views,
         across=across,
         differences=differences(runs),
+        known={name for name in _FIGURES if any(one.document["cost"][name] is not None for one in runs.values())},
         numbers=lambda chart: numbers[id(chart)],
         values=json_for_script(values),
         is_thinned=room < 1,
@@ -84,7 +89,7 @@ def _asset(name: str) -> str:
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"short": _short, "duration": _duration, "size": _size, "bar": bar, "setting": _setting}
-    environment.globals |= {"picture": picture}
+    environment.globals |= {"picture": picture, "unknown": UNKNOWN}
     return environment.from_string(_asset("page.html"))
 
 
@@ -202,20 +207,22 @@ def _thin(curve: RunCurve, room: float) -> list[tuple[int, float, float]]:
 
 
 def _short(value: float | None) -> str:
-    return "not known" if value is None else short(value)
+    return UNKNOWN if value is None else short(value)
 
 
 def _duration(seconds: float | None) -> str:
     if seconds is None:
-        return "not known"
+        return UNKNOWN
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:,.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 
 def _size(value: float | None) -> str:
-    return "not known" if value is None else amount(value, "B")
+    return UNKNOWN if value is None else amount(value, "B")
 
 
 def _setting(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
     return value if isinstance(value, str) else json.dumps(value)

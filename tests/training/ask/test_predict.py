@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
 from asterism.cli.main import main
 from asterism.quiet import quiet_transformers
-from asterism.training import FineTuneConfig, open_run, predict, predict_file, train
+from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
 from asterism.training.data.records.formats import FORMATS
 from asterism.training.run import progress
 from asterism.training.run.allocator import Heap
+from asterism.training.run.progress import LogLines
 from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.kinds.file_classification import FILE_CLASSIFICATION
 
@@ -195,7 +197,10 @@ def test_lines_of_json_stay_as_they_were(runs, tmp_path):
 def test_scores_are_those_of_fine_tuning(runs, tmp_path):
     for task, (run, validation) in runs.items():
         report = predict_file(run, validation, output=tmp_path / f"{task}.jsonl", score=True, progress=False)
-        assert report.scores == json.loads((run / "run.json").read_text())["result"]["scores"]
+        result = json.loads((run / "run.json").read_text())["result"]
+        assert (report.scores, report.baselines) == (result["scores"], result["baselines"])
+        scored = evaluate(run, data=validation, progress=False)
+        assert (scored.scores, scored.baselines) == (result["scores"], result["baselines"])
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
@@ -220,6 +225,60 @@ def test_rows_are_read_as_they_are_needed(runs):
     assert len(seen) == 1 + 2 * 16
 
 
+def test_a_model_that_answers_the_same_to_all_is_noted(runs, tmp_path):
+    run, out = runs["classify"][0], tmp_path / "out.jsonl"
+    rows = list(predict(run, bare("classify", REVIEWS)))
+    same = [one for one in rows if one["predicted_label"] == rows[0]["predicted_label"]]
+    other = next(label for label in ("good", "bad") if label != same[0]["predicted_label"])
+    labelled = [{"text": one["text"], "label": same[0]["predicted_label"]} for one in same]
+    data = write_lines(tmp_path / "right.jsonl", labelled)
+    assert predict_file(run, data, output=out, score=True, progress=False).notes == []  # all the same, and right
+    data = write_lines(tmp_path / "wrong.jsonl", [*labelled, {**labelled[0], "label": other}])
+    out.unlink()
+    report = predict_file(run, data, output=out, score=True, progress=False)
+    (note,) = report.notes
+    assert f"answers the same to all {len(same) + 1} examples" in note and f"note: {note}" in str(report)
+    scored = evaluate(run, data=data, progress=False)
+    assert scored.notes == [note] and f"note: {note}" in str(scored)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda path: path.unlink(), r"no baselines, which learn from .*: .*data\.jsonl"),
+        (None, r"no baselines: .* has changed"),
+    ],
+)
+def test_baselines_without_the_data_of_the_run_are_left_out_with_a_note(runs, tmp_path, change, told):
+    run, validation = runs["classify"]
+    config = json.loads((run / "run.json").read_text())["config"]
+    data = tmp_path / "data.jsonl"
+    data.write_bytes(Path(config["data"]).read_bytes())
+    again = train(FineTuneConfig(**config | {"data": str(data), "steps": 1}), tmp_path / "run", progress=False)
+    assert again.baselines
+    change(data) if change else data.write_bytes(data.read_bytes() + data.read_bytes())
+    report = predict_file(tmp_path / "run", validation, output=tmp_path / "out", score=True, progress=False)
+    assert report.scores and report.baselines == {} and re.match(told, report.notes[0])
+    assert "without a model" not in str(report)
+
+
+def test_progress_says_what_is_going_on(runs, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(LogLines, "doing", lambda self, text: told.append(text))
+    monkeypatch.setattr(prediction, "make_display", lambda enabled: LogLines())
+    run, validation = runs["classify"]
+    predict_file(run, validation, output=tmp_path / "out", score=True)
+    assert told == ["loading the model", "predicting", "scoring, also without a model"]
+
+
+def test_what_is_left_is_unknown_once_the_input_is_read():
+    half, whole = (prediction._Moment(8, 4.0, read, 0, 100) for read in (50, 100))
+    assert (half.fraction, str(half)) == (0.5, "8 predictions  2 per second  0:04 left")
+    assert (whole.fraction, str(whole)) == (None, "8 predictions  2 per second")
+    over = prediction._Moment(8, 4.0, 100, 0, 100, is_over=True)
+    assert (over.fraction, str(over)) == (1.0, "8 predictions  2 per second  0:00 left")
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +289,8 @@ def test_the_command_reads_stdin_and_says_how_it_went(runs, tmp_path, monkeypatc
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3 and out.startswith("text,label,predicted_label,")
     speed = r"2 predictions in 0:0\d \([\d.,]+ per second\)"
-    assert re.fullmatch(speed + r"\naccuracy +[\d.]+\nmacro_f1 +[\d.]+\n", err), err
+    without = r" +without a model: most frequent 0\.5000, counted words [\d.]+"
+    assert re.fullmatch(speed + r"\naccuracy +[\d.]+" + without + r"\nmacro_f1 +[\d.]+\n(note: .*\n)?", err), err
     data = write_lines(tmp_path / "in.jsonl", bare("classify", REVIEWS))
     words = ["predict", str(runs["classify"][0]), "--data", str(data), "--output", str(tmp_path / "out"), "--json"]
     assert main(words) == 0

@@ -29,6 +29,7 @@ from asterism.models.asterism.blocks import make_block, make_distances, make_nor
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.cache import PatternCache, is_plain
 from asterism.models.cache.layer import PatternCacheLayer
+from asterism.models.cache.naming import CACHE, one_cache
 from asterism.models.cache.sharded import ShardedCache
 
 _LAYER = 2**48
@@ -118,6 +119,7 @@ class AsterismModel(AsterismPreTrainedModel):
         parents: torch.Tensor | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         with_rows: bool = False,
+        cache: Cache | None = None,
     ) -> BackboneOutput:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
@@ -137,20 +139,22 @@ class AsterismModel(AsterismPreTrainedModel):
                          from the first token of their tree. A causal model only, without padding or a cache, and with
                          positions that are added or rotary.
         with_rows        whether the output includes the Rows, for a head
+        cache            another name of past_key_values, that of transformers since 5.24
 
         Raises ConfigurationError for more tokens than the model has positions, for a cache of another kind, for a cache
         with patterns that are not causal, and for output_attentions: attention weights are never stored.
         """
         self._refuse_unknown({"output_attentions": output_attentions})
         embedded = self._embed(input_ids, inputs_embeds, token_type_ids)
-        cache, dropouts = self._find_cache(past_key_values, use_cache), self._dropouts(dropout_seed)
+        cache = self._find_cache(one_cache(past_key_values, cache), use_cache)
+        dropouts = self._dropouts(dropout_seed)
         rows = self._find_rows(embedded, attention_mask, cache, position_ids, cu_seqlens, parents)
         last, states = self._run(rows, embedded, cache, dropouts, output_hidden_states)
         return BackboneOutput(
             last_hidden_state=last,
-            past_key_values=cache,
             hidden_states=states,
             rows=rows if with_rows else None,  # type: ignore[arg-type]
+            **{CACHE: cache},
         )
 
     def _embed(
@@ -324,7 +328,7 @@ class AsterismModel(AsterismPreTrainedModel):
         if len(own_layers) != len(self.layers):
             raise ConfigurationError(
                 "foreign-cache",
-                f"past_key_values is of type {type(past_key_values).__name__}, which cannot forget by the patterns of"
+                f"the cache is of type {type(past_key_values).__name__}, which cannot forget by the patterns of"
                 " this model; pass a PatternCache(model.config), or nothing",
             )
         return past_key_values

@@ -45,7 +45,7 @@ class AsterismConfig(_FromTable):
     """
 
     model_type = "asterism"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
 
     pad_token_id: int | None = None
     bos_token_id: int | None = None

@@ -16,6 +16,7 @@ from asterism.layers.rows import Rows, find_rows, is_sharded, kept_rows, with_al
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput, EncodedSource
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.cache.naming import CACHE, one_cache
 from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, own_caches
 
 _DECODER, _CROSS = 2**12, 2**13
@@ -58,7 +59,7 @@ class AsterismDecoder(AsterismModel):
         read = self._find_source(source, source_mask, source_layers, self._dropouts(dropout_seed, _CROSS))
         rows = self._find_rows(embedded, attention_mask, cache)
         last, states = self._run(rows, embedded, cache, dropouts, output_hidden_states, read)
-        return BackboneOutput(last_hidden_state=last, past_key_values=cache, hidden_states=states, rows=rows)
+        return BackboneOutput(last_hidden_state=last, hidden_states=states, rows=rows, **{CACHE: cache})
 
     def _find_source(
         self,
@@ -163,14 +164,15 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         output_hidden_states: bool | None = None,
         dropout_seed: int | None = None,
         with_rows: bool = False,
+        cache: Cache | None = None,
     ) -> EncoderDecoderOutput:
         """Hidden states [B, N, hidden_size] of the target, in the dtype of the weights; the arguments are those of
         AsterismForConditionalGeneration.forward."""
-        cache = self._find_cache(past_key_values, use_cache)
-        if cache is None:
+        both = self._find_cache(one_cache(past_key_values, cache), use_cache)
+        if both is None:
             past, layers = None, None
         else:
-            past, kept = own_caches(cache, self.config)
+            past, kept = own_caches(both, self.config)
             layers = cast(list[SourceLayer], kept.layers)
         encoded = encoder_outputs
         if encoded is None and not (layers and layers[0].is_filled):
@@ -196,11 +198,11 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         )
         return EncoderDecoderOutput(
             last_hidden_state=decoded.last_hidden_state,
-            past_key_values=cache,
             decoder_hidden_states=decoded.hidden_states,
             encoder_last_hidden_state=None if encoded is None else encoded[0],
             encoder_hidden_states=getattr(encoded, "hidden_states", None),
             rows=decoded.rows if with_rows else None,  # type: ignore[arg-type]
+            **{CACHE: both},
         )
 
     def _find_cache(self, past: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
@@ -210,7 +212,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         if not isinstance(past, EncoderDecoderCache):
             raise ConfigurationError(
                 "foreign-cache",
-                f"past_key_values is of type {type(past).__name__}, which cannot hold the keys of a source; pass an"
+                f"the cache is of type {type(past).__name__}, which cannot hold the keys of a source; pass an"
                 " EncoderDecoderPatternCache(model.config), or nothing",
             )
         return past

@@ -125,7 +125,7 @@ def own_caches(past: EncoderDecoderCache, config: AsterismConfig) -> tuple[Cache
     if not (cross.layers and all(isinstance(layer, SourceLayer) for layer in cross.layers)):
         raise ConfigurationError(
             "source-not-filled",
-            f"past_key_values holds a source of type {type(cross).__name__} that this model did not fill; pass an"
+            f"the cache holds a source of type {type(cross).__name__} that this model did not fill; pass an"
             " EncoderDecoderPatternCache(model.config), or nothing",
         )
     own: Cache = past.self_attention_cache

@@ -17,6 +17,7 @@ from asterism.errors import ConfigurationError
 from asterism.layers.rows.padding import refuse_added
 from asterism.models.cache.cache import PatternCache, new_layer
 from asterism.models.cache.layer import OUTSIDE_GRAPHS, PatternCacheLayer
+from asterism.models.cache.naming import cache_in, name_of_cache
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.places import counts_tokens
@@ -36,7 +37,7 @@ class _Before:
     def get_seq_length(self, *_: Any) -> int:
         return self.tokens
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """[B, Hkv, N, D] and [B, Hkv, N, Dv], of any dtype, as they came."""
         return keys, values
 
@@ -71,12 +72,14 @@ def _check_mask(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -
     mask = named.get("attention_mask", arguments[1] if len(arguments) > 1 else None)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2 and model.config._attn_implementation == IMPLEMENTATION:
         refuse_added(mask)
+    if isinstance(mask, LayerTokens) and getattr(cache_in(named), "is_compileable", False):
+        raise mask.refusal()  # `generate` has made it for a static cache; windows would ask it for its shape
 
 
 def _make_no_cache(
     model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    silent = named.get("use_cache") is None and named.get("past_key_values") is None
+    silent = named.get("use_cache") is None and cache_in(named) is None
     if not (silent and torch.compiler.is_compiling() and model.config._attn_implementation == IMPLEMENTATION):
         return None
     return arguments, named | {"use_cache": False}
@@ -85,17 +88,18 @@ def _make_no_cache(
 def _hand_over_cache(
     module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    cache, counts = named.get("past_key_values"), getattr(module, _COUNTS, False)
+    name, counts = name_of_cache(named), getattr(module, _COUNTS, False)
+    cache = named.get(name)
     if module.config._attn_implementation != IMPLEMENTATION or (cache is None and not counts):
         return None
     tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, LayerTokens)), None)
     if cache is None:
         first = None if tokens is None else tokens.first
-        return (arguments, named | {"past_key_values": _Before(first)}) if first else None
+        return (arguments, named | {name: _Before(first)}) if first else None
     rule = layer_rule(module, require_tokens(tokens, module))
     layer = _forgetting_layer(cache, module.layer_idx, rule.text)
     before = _Before(tokens.seen) if counts and tokens is not None else None
-    return arguments, named | {"past_key_values": before, "pattern_cache": layer, "pattern_rule": rule}
+    return arguments, named | {name: before, "pattern_cache": layer, "pattern_rule": rule}
 
 
 def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -117,7 +121,7 @@ def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer
     if layer.pattern.text != text:
         raise ConfigurationError(
             "cache-of-other-pattern",
-            f"past_key_values is for the pattern {layer.pattern}, but layer {number} has {text}; pass a"
+            f"the cache is for the pattern {layer.pattern}, but layer {number} has {text}; pass a"
             " PatternCache(), or nothing",
         )
     return layer
@@ -129,7 +133,7 @@ def _make_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
         kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
         raise ConfigurationError(
             "foreign-cache",
-            f"past_key_values ({kind}) cannot forget by a pattern; pass a PatternCache(), with max_tokens for one of"
+            f"the cache, of type {kind}, cannot forget by a pattern; pass a PatternCache(), with max_tokens for one of"
             " fixed size, or leave it out",
         )
     if isinstance(cache, PatternCache) and len(cache.layers) == number:
@@ -142,7 +146,7 @@ def _make_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
     if cache.get_seq_length(number) > 0:
         raise ConfigurationError(
             "cache-filled-before",
-            "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
+            "the cache was filled without the pattern, and the positions of its keys are unknown;"
             " pass a PatternCache(), or nothing",
         )
     layer = cache.layers[number] = new_layer(cache, parse(text))

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
+from asterism.models.cache.naming import CACHE
 from asterism.models.drop_in.interface import KNOWN_ARGUMENTS, interface_of
 
 Kind = Literal["window", "chunk"]
@@ -103,7 +104,7 @@ def makes_windows(model: PreTrainedModel) -> bool:
 def counts_tokens(kind: Any) -> bool:
     """Whether attention asks its cache, and nothing else of it, how many tokens come before (Llama 4)."""
     source = _forward_of(kind)
-    return "past_key_values.get_seq_length(" in source and ".is_updated" not in source
+    return f"{CACHE}.get_seq_length(" in source and ".is_updated" not in source
 
 
 def _has_own_mask(kind: Any) -> bool:

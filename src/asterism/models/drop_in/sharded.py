@@ -19,6 +19,7 @@ from asterism.labels import IGNORED
 from asterism.layers.rows import check_numbers, find_rows, is_sharded, refuse_shifting, with_given
 from asterism.layers.rows.documents import check_positions
 from asterism.layers.rows.sharded import ShardedRows
+from asterism.models.cache.naming import CACHE_NAMES
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.heads.loss import cross_entropy
@@ -32,7 +33,7 @@ _TARGETS = {
 }
 """What columns are compared with, by the end of a class's name."""
 
-_CACHES = ("past_key_values", "encoder_hidden_states")
+_CACHES = (*CACHE_NAMES, "encoder_hidden_states")
 
 
 class ModelCall(NamedTuple):

@@ -16,8 +16,8 @@ from asterism.models.drop_in.field import INCLUDED, read_native_window
 from asterism.models.drop_in.sharded import ModelCall, sharded_call
 
 _OTHER_CACHE = (
-    "a static or sliding cache cannot forget by a pattern; leave out cache_implementation and past_key_values, or pass"
-    " past_key_values=PatternCache(max_tokens=...) for one of fixed size"
+    "a static or sliding cache cannot forget by a pattern; leave out cache_implementation and the cache, or pass a"
+    " PatternCache(max_tokens=...) for one of fixed size"
 )
 
 
@@ -51,8 +51,12 @@ class LayerTokens(NamedTuple):
         return self.seen if self.call is None else self.call.first
 
     def contiguous(self) -> "LayerTokens":
-        """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
-        raise ConfigurationError("foreign-keys", _OTHER_CACHE)
+        """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache, before 5.24."""
+        raise self.refusal()
+
+    def refusal(self) -> ConfigurationError:
+        """The error for a static cache."""
+        return ConfigurationError("foreign-keys", _OTHER_CACHE)
 
 
 def describe_tokens(

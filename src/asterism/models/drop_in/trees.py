@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.kernels import Terms
 from asterism.memo import remembering_few
+from asterism.models.cache.naming import cache_in
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.patterns import Pattern, parse, parse_schedule
 from asterism.patterns.forest import Forest
@@ -129,7 +130,7 @@ def check_depths(model: PreTrainedModel) -> None:
 def _check_depths(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     field: Any = getattr(model.config, "asterism_pattern", None)
     follows = field is not None and model.config._attn_implementation == IMPLEMENTATION
-    if not follows or torch.compiler.is_compiling() or named.get("past_key_values") is not None:
+    if not follows or torch.compiler.is_compiling() or cache_in(named) is not None:
         return  # caches and graphs are refused by attention
     given = named.get("position_ids")
     names = list(inspect.signature(model.forward).parameters)

@@ -12,6 +12,7 @@ from asterism.layers.rows import is_sharded
 from asterism.models.asterism.backbone import AsterismModel, too_long
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.cache.naming import with_own_name
 
 
 class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
@@ -54,7 +55,7 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
                 f"{type(self).__name__} cannot generate within sequence_parallel: generate on one device",
             )
         whole: Any = super()
-        return whole.generate(*args, **kwargs)
+        return whole.generate(*args, **with_own_name(kwargs))
 
     def _stack(self) -> AsterismModel:
         """The stack whose tokens are generated."""

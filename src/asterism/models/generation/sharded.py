@@ -16,6 +16,7 @@ from asterism.errors import ConfigurationError
 from asterism.layers.rows import Rows, find_rows
 from asterism.layers.rows.sharded import ShardedRows
 from asterism.models.asterism.backbone import too_long
+from asterism.models.cache.naming import CACHE_NAMES, one_cache
 from asterism.models.cache.sharded import ShardedCache
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.agreement import agree
@@ -54,7 +55,8 @@ def generate_shards(
 ) -> Tensor:
     """New tokens int64 [B, M], the same on all ranks; see AsterismForCausalLM.generate."""
     input_ids = given.pop("input_ids", None) if input_ids is None else input_ids
-    mask, cache = given.pop("attention_mask", None), given.pop("past_key_values", None)
+    mask = given.pop("attention_mask", None)
+    cache = one_cache(*(given.pop(name, None) for name in CACHE_NAMES))
     settings = _settings(model.generation_config if config is None else config, given)
     if input_ids is None:
         raise ConfigurationError(

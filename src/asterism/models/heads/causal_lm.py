@@ -13,6 +13,7 @@ from asterism.layers.rows import Rows, is_sharded, refuse_shifting, with_given
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput
 from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.cache.naming import CACHE, cache_of
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.generation.sharded import generate_shards
 from asterism.models.heads.head import head_of
@@ -49,7 +50,7 @@ class AsterismForCausalLM(GeneratesTokens, GenerationMixin):
         """Generate as transformers does. Within `sequence_parallel`, `inputs` are this rank's shard of the prompt, and
         the new tokens int64 [B, M] are returned without the prompt, equal on all ranks.
 
-        Within `sequence_parallel` it takes attention_mask, padded on the right, a ShardedCache as past_key_values,
+        Within `sequence_parallel` it takes attention_mask, padded on the right, a ShardedCache as its cache,
         max_new_tokens, do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, and for sampling a seed, which
         gives the draws of one process after torch.manual_seed(seed). Raises ConfigurationError for anything else.
         """
@@ -103,8 +104,8 @@ class AsterismForCausalLM(GeneratesTokens, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=self._penalise(rows, loss, wanted if labels is None else labels, loss_arguments),
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            **{CACHE: cache_of(outputs)},
         )
 
 

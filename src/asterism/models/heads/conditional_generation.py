@@ -21,6 +21,7 @@ from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.asterism.encoder_decoder import AsterismEncoderDecoder, EncoderDecoderOutput
 from asterism.models.cache.cache import is_plain
+from asterism.models.cache.naming import CACHE, cache_of
 from asterism.models.cache.source import EncoderDecoderPatternCache
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.heads.head import head_of
@@ -82,6 +83,7 @@ class AsterismForConditionalGeneration(GeneratesTokens, GenerationMixin):
         encoder_outputs         outputs of the encoder for the source: the encoder is not run again
         past_key_values         an EncoderDecoderPatternCache, or an empty EncoderDecoderCache, which is given its
                                 layers; it is extended. Once it holds the keys of the source, input_ids can be left out.
+        cache                   another name of past_key_values, that of transformers since 5.24
         use_cache               make such a cache when none is given, and return it
         labels                  int64 [B, N]: column i is compared with the prediction of column i; -100 is ignored
         token_type_ids          int64 [B, S], of the source; a model without types takes only 0
@@ -97,10 +99,10 @@ class AsterismForConditionalGeneration(GeneratesTokens, GenerationMixin):
         return Seq2SeqLMOutput(
             loss=self._penalise(outputs.rows, loss, labels, loss_arguments),
             logits=logits,
-            past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
+            **{CACHE: cache_of(outputs)},
         )
 
     def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
@@ -128,10 +130,10 @@ class AsterismForConditionalGeneration(GeneratesTokens, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        given = model_kwargs.get("past_key_values")
+        given = model_kwargs.get(CACHE)
         done = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        made = model_kwargs.get("past_key_values")
+        made = model_kwargs.get(CACHE)
         if made is not given and type(made) is EncoderDecoderCache and is_plain(made.self_attention_cache):
             beams = generation_config.num_beams or 1
-            model_kwargs["past_key_values"] = EncoderDecoderPatternCache(self.config, beams=beams)
+            model_kwargs[CACHE] = EncoderDecoderPatternCache(self.config, beams=beams)
         return done

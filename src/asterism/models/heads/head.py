@@ -12,6 +12,7 @@ from asterism.layers.rows import with_all_ranks
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.cache.naming import CACHE_NAMES
 
 Output = TypeVar("Output")
 
@@ -67,7 +68,7 @@ def head_of(
     return decorate
 
 
-encoder_head = head_of(AsterismModel.forward, without=("past_key_values", "use_cache"))
+encoder_head = head_of(AsterismModel.forward, without=(*CACHE_NAMES, "use_cache"))
 """`head_of` an encoder, which continues nothing."""
 
 

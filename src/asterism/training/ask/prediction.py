@@ -10,9 +10,9 @@ of rows are passed through. They are read only to compute scores.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from typing import Any
 from asterism.errors import ConfigurationError, DataError
 from asterism.training.ask.prediction_output import PredictionOutput, output_path, refuse_existing
 from asterism.training.data.records.formats import FORMATS, Format, refuse_present
-from asterism.training.data.records.record import Record, source_of
+from asterism.training.data.records.record import Record, Source, source_of
 from asterism.training.pipeline import Run, open_run
-from asterism.training.run.progress import clock, make_display, rate
+from asterism.training.run.progress import Display, clock, make_display, rate
+from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.tasks.comparison import baselines_of, notes_on_sameness, score_lines
 from asterism.training.tasks.predictor import Predictor, as_fields
 from asterism.training.tasks.task import Task
 
@@ -31,7 +33,8 @@ from asterism.training.tasks.task import Task
 class PredictionReport:
     """The result of `predict_file`: rows of the output, how many of them existed before, and the seconds of this call.
 
-    `scores` are those of all rows, or None if not requested. `output` is None for standard output.
+    `scores` are those of all rows, or None if not requested. With them come the name of the score to judge by, the same
+    scores of `baselines` without a model, by name, and `notes`, one line each. `output` is None for standard output.
     """
 
     run: str
@@ -41,6 +44,9 @@ class PredictionReport:
     rows_before: int
     seconds: float
     scores: dict[str, float] | None
+    metric: str | None = None
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         new = self.rows - self.rows_before
@@ -48,13 +54,14 @@ class PredictionReport:
         speed = f"{rate(new / self.seconds)} per second" if self.seconds else "at once"
         where = "" if self.output is None else f"; saved in {self.output}"
         line = f"{_counted(new)} in {clock(self.seconds)} ({speed}){before}{where}"
-        return "\n".join([line, *(f"{name:<24}{value:.4f}" for name, value in (self.scores or {}).items())])
+        return "\n".join([line, *score_lines(self.metric or "", self.scores or {}, self.baselines, self.notes)])
 
 
 @dataclass(frozen=True)
 class _Moment:
     """Progress: `rows` predictions since the call began, and `read` of `size` bytes of the input. `read_before` bytes
-    were finished before.
+    were finished before. Some formats read the whole input before the first prediction: how many are left is then
+    unknown until the call `is_over`.
     """
 
     rows: int
@@ -62,15 +69,16 @@ class _Moment:
     read: int
     read_before: int
     size: int | None
+    is_over: bool = False
 
     @property
     def fraction(self) -> float | None:
-        return None if not self.size else self.read / self.size
+        return self.read / self.size if self.size and (self.is_over or self.read < self.size) else None
 
     def __str__(self) -> str:
         speed = self.rows / self.seconds if self.seconds else 0.0
         left = ""
-        if self.size and self.read > self.read_before:
+        if self.size and self.fraction is not None and self.read > self.read_before:
             left = f"  {clock(self.seconds * (self.size - self.read) / (self.read - self.read_before))} left"
         return f"{_counted(self.rows)}  {rate(speed)} per second{left}"
 
@@ -159,11 +167,13 @@ def predict_file(
     source = source_of(data)
     settings = {**_settings(opened, predictor), "format": kind.name}
     with closing(PredictionOutput(path, settings, kind)) as out, closing(make_display(progress)) as display:
-        display.doing("reading the examples")
+        display.doing("reading the unfinished output" if resume else "predicting")
         records = kind.read(source)
         scoring = _Scoring(predictor.task) if score else None
         again = _catch_up(out, records, source.name, predictor.buffered, scoring) if resume else []
-        before, read_before, began = out.rows, source.position, time.monotonic()
+        before, show, began = out.rows, _shown(display, out, source), time.monotonic()
+        if resume:
+            display.doing("predicting")
         answers = predictor.ask(chain(again, records), labelled=score)
         for number, (example, prediction) in enumerate(answers, start=1):
             if number > len(again):
@@ -171,48 +181,74 @@ def predict_file(
                 refuse_present(example.record, fields)
                 out.write(example.record, fields)
                 if scoring is not None:
-                    scoring.add(example, kind.kept(prediction[predictor.task.answers.answer]))
+                    answer = kind.kept(prediction[predictor.task.answers.answer])
+                    scoring.add(example, answer, prediction.get("label", answer))
             if number % predictor.buffered == 0:
                 out.flush()
-                seconds = time.monotonic() - began
-                display.show(_Moment(out.rows - before, seconds, source.position, read_before, source.size))
+                show(False)
         if not out.rows:
             raise DataError("no-records", f"data: {source.name} holds no record")
         out.finish()
+        if out.rows - before >= predictor.buffered and source.size:
+            show(True)
+        seconds = time.monotonic() - began
+        display.doing("scoring, also without a model")
+        scored = {"scores": None} if scoring is None else scoring.report(opened)
         return PredictionReport(
             run=str(opened.folder.path),
             data=source.name,
             output=None if path is None else str(path),
             rows=out.rows,
             rows_before=before,
-            seconds=round(time.monotonic() - began, 3),
-            scores=None if scoring is None else scoring.scores(),
+            seconds=round(seconds, 3),
+            **scored,
         )
 
 
+def _shown(display: Display, out: PredictionOutput, source: Source) -> Callable[[bool], None]:
+    """Shows how far predictions are that begin now; the argument says whether they are over."""
+    before, read_before, began = out.rows, source.position, time.monotonic()
+
+    def show(is_over: bool) -> None:
+        seconds = time.monotonic() - began
+        display.show(_Moment(out.rows - before, seconds, source.position, read_before, source.size, is_over))
+
+    return show
+
+
 class _Scoring:
-    """Collects predictions for labelled examples, and the right answers."""
+    """Collects labelled examples and the model's answers to them."""
 
     def __init__(self, task: Task[Any]) -> None:
         task.kind.require_scorer()
         self.task = task
+        self.examples: list[Any] = []
         self.predicted: list[Any] = []
+        self.said: list[Any] = []
         self.there: list[Any] = []
 
-    def add(self, example: Any, answer: Any) -> None:
-        """One more."""
+    def add(self, example: Any, answer: Any, said: Any) -> None:
+        """Add one: the answer that is scored, and what the model says in words, such as a probability's label."""
+        self.examples.append(example)
         self.predicted.append(answer)
+        self.said.append(said)
         self.there.append(self.task.examples.gold(example))
 
     def add_written(self, kind: Format, written: Record, record: Record) -> None:
         """Add one whose prediction stands in a row that was written before."""
         example = self.task.examples.example(record, labelled=True)
-        (name,) = as_fields({self.task.answers.answer: None})
-        self.add(example, kind.written_value(written, name, like=self.task.examples.gold(example)))
+        (answer,), (label,) = as_fields({self.task.answers.answer: None}), as_fields({"label": None})
+        found = kind.written_value(written, answer, like=self.task.examples.gold(example))
+        self.add(example, found, written.fields.get(label, found))
 
-    def scores(self) -> dict[str, float]:
-        """The task's scores over all of them."""
-        return self.task.answers.score(self.predicted, self.there)
+    def report(self, run: Run) -> dict[str, Any]:
+        """The scores of all of them, and what they are compared with: fields of a `PredictionReport`."""
+        config = run.config
+        assert isinstance(config, FineTuneConfig)  # no others predict
+        scores = self.task.answers.score(self.predicted, self.there)
+        found, notes = baselines_of(self.task, config, run.record["corpus"]["sha256"], self.examples, self.there)
+        notes += notes_on_sameness(self.said, self.there)
+        return {"scores": scores, "metric": self.task.answers.metric, "baselines": found, "notes": notes}
 
 
 def _catch_up(

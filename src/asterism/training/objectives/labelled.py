@@ -5,7 +5,6 @@ model folder is complete: weights, configuration with the names of the labels, a
 transformers require.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -33,6 +32,7 @@ from asterism.training.run.setup import Setup
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.settings.registry import FILE_TASKS, TASKS
 from asterism.training.tasks.answers import NoScoreError, WrittenAnswers
+from asterism.training.tasks.comparison import baselines_of, notes_on_sameness, score_lines
 from asterism.training.tasks.corpus import AskedFeatures, LabelledCorpus, identity
 from asterism.training.tasks.models import (
     ends,
@@ -206,7 +206,7 @@ class Labelled(Objective[LabelledCorpus]):
             ],
             None if sample else self.task.answers.page(scores, examples, predictions),
             self._samples(examples, predictions),
-            self._sameness(examples, predictions),
+            notes_on_sameness(self._said(predictions), self._gold(examples)),
         )
 
     def _samples(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -226,17 +226,6 @@ class Labelled(Objective[LabelledCorpus]):
         """The fields next to a prediction: those that the task stores, and the stretches that a reader chose."""
         kept = self.task.examples.beside(example)
         return kept if read is None else {**kept, "read": read}
-
-    def _sameness(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
-        """A note if the model predicts the same for all examples although their answers differ."""
-        said = [one.get("label", one[self.task.answers.answer]) for one in predictions]
-        there = self._gold(examples)
-        if any(one != said[0] for one in said) or all(one == there[0] for one in there):
-            return []
-        return [
-            f"the model answers the same to all {len(said):,} examples, {json.dumps(said[0])[:60]}: it has learned"
-            " nothing of them yet; try more steps, or another learning rate"
-        ]
 
     def facts(self, corpus: LabelledCorpus, steps: int) -> dict[str, Any]:
         """Features are the rows that the model reads. If documents are read through windows, there are more features
@@ -261,9 +250,8 @@ class Labelled(Objective[LabelledCorpus]):
     def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
         examples, judged = f"{figures['examples']:,} examples", figures["metric"]
         lines = [f"validation: {examples}" if place is None else f"{examples} of {place}"]
-        known = [f"{name} {scores[judged]:.4f}" for name, scores in figures.get("baselines", {}).items()]
-        beside = {judged: f"   without a model: {', '.join(known)}"} if known else {}
-        lines += [f"{name:<24}{value:.4f}{beside.get(name, '')}" for name, value in figures["scores"].items()]
+        notes = figures["notes"] if place is not None else ()  # those of a run are printed before its report
+        lines += score_lines(judged, figures["scores"], figures.get("baselines", {}), notes)
         return "\n".join(lines)
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
@@ -286,10 +274,14 @@ class Labelled(Objective[LabelledCorpus]):
         predictor = self.predictor(model, reader=question.reader)
         asked = predictor.predict(examples, AskedFeatures(predictor.task.rows, examples, self.tokenizer))
         predictions = list(_watched(asked, predictor, len(examples), evaluator.watch))
+        scores, there = self._score(examples, predictions), self._gold(examples)
+        baselines, notes = baselines_of(self.task, self.config, trained_on, examples, there)
         figures = {
             "examples": len(examples),
             "metric": self.metric.name,
-            "scores": self._score(examples, predictions),
+            "scores": scores,
+            "baselines": baselines,
+            "notes": [*notes, *notes_on_sameness(self._said(predictions), there)],
             "reader": predictor.task.rows.reader,
             "length": predictor.task.rows.length,
         }
@@ -324,6 +316,10 @@ class Labelled(Objective[LabelledCorpus]):
     def _score(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         answers = [prediction[self.task.answers.answer] for prediction in predictions]
         return self.task.answers.score(answers, self._gold(examples))
+
+    def _said(self, predictions: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """What the model says of each example: its label if it has one, not the probability that is scored."""
+        return [one.get("label", one[self.task.answers.answer]) for one in predictions]
 
     def _gold(self, examples: Sequence[Any]) -> list[Any]:
         return [self.task.examples.gold(example) for example in examples]

@@ -1,9 +1,11 @@
 """Causal models of bytes without feed-forward parts: persistent memory (Sukhbaatar et al. 2019, arXiv 1907.01470).
 
-Models are those of models/asterism/published.py. Published in the authors' scripts: 64 sequences in blocks of 512
-bytes, each of which reads a cache of the bytes before it; Adagrad at 0.07, warm-up over 32,000 steps, gradient clip
-0.03, 200,000 steps and 10,000 more at a tenth of the learning rate. Here sequences are as long as the largest span,
-with as many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, betas and decay.
+The models are those of `models/asterism/published.py`. The authors' scripts publish 64 sequences in blocks of 512
+bytes, each of which reads a cache of earlier bytes; Adagrad at 0.07 with a warm-up over 32,000 steps and gradient clip
+0.03; 200,000 steps, and 10,000 more at a tenth of the learning rate.
+
+Here a sequence is as long as the largest span, a step has as many bytes as theirs, and the optimiser is Adam. Inferred:
+its learning rate, betas and decay.
 """
 
 from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
@@ -28,7 +30,7 @@ def all_attention_enwik8_large() -> RunConfig:
 
 
 def _enwik8(name: str, steps: int) -> RunConfig:
-    """A run with the settings that both share (module docstring)."""
+    """A run with the settings that both share (see the module docstring)."""
     return full_size(
         name,
         published_shape(name),

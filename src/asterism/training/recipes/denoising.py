@@ -1,7 +1,7 @@
-"""Encoder-decoders that write what is left out of a text, for two CPU cores and ten minutes.
+"""Encoder-decoders that restore parts left out of a text, for two CPU cores and ten minutes.
 
-Both have a window in the encoder and a full decoder, a sequence of 512 tokens (Raffel 2020, section 3.1.1; Zhang 2020,
-section 6.1), and rotary positions and norms in front as the other twins.
+Both have a window in the encoder, a full decoder, and sequences of 512 tokens (Raffel 2020, section 3.1.1; Zhang 2020,
+section 6.1). Like the other twins they have rotary positions and pre-norm blocks.
 """
 
 from dataclasses import replace
@@ -13,17 +13,17 @@ from asterism.training.settings.configuration import RunConfig
 
 
 def span_corruption_tiny() -> RunConfig:
-    """Span corruption as T5's: 15 of 100 tokens are left out, in spans of 3 on average, and written by the decoder."""
+    """Span corruption as in T5: 15 of 100 tokens, in spans of 3 on average, are left out; the decoder writes them."""
     return _tiny("span-corruption-tiny", batch_size=12, objective="span_corruption")
 
 
 def gap_sentences_tiny() -> RunConfig:
-    """Gap sentences as Pegasus': the 3 of 10 sentences that say most are left out, and written by the decoder."""
+    """Gap sentences as in Pegasus: the most telling 3 of 10 sentences are left out; the decoder writes them."""
     return _tiny("gap-sentences-tiny", batch_size=8, objective="gap_sentences")
 
 
 def _tiny(recipe: str, batch_size: int, **settings: Any) -> RunConfig:
-    """The more tokens a step has, the less of it is the optimiser's, which takes the same time whatever they are."""
+    """The time of the optimiser does not depend on the tokens of a step: the more tokens, the smaller its part."""
     model = ModelConfig(
         mixers="window(left=64, right=64)",
         decoder_mixers="causal()",

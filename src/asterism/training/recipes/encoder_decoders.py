@@ -1,12 +1,13 @@
 """Encoder-decoders at their published sizes, and twins that train in minutes on two CPU cores.
 
-Models are those of `models/asterism/published.py`. A recipe pretrains one (`asterism train --recipe NAME`); what the
-papers fine-tune it with stands in `fine_tuning.py` (`asterism finetune --recipe NAME`). Where a paper starts from the
-checkpoint of another model, the recipe has that model's settings, or those of its kin, and says so. The tokenizer is
-trained on the text at hand, with as many tokens as the published vocabulary, sentinels of span corruption included.
+The models are those of `models/asterism/published.py`. A recipe pretrains one (`asterism train --recipe NAME`). The
+settings that the papers fine-tune it with are in `fine_tuning.py` (`asterism finetune --recipe NAME`). Where a paper
+starts from the checkpoint of another model, the recipe takes the settings of that model or of a related one, and its
+docstring says so. Each tokenizer is trained on the run's own text, with as many tokens as the published vocabulary,
+sentinels of span corruption included.
 
-The twins read 1,024 tokens; like those of the encoders they are our own in all but the mixers, with rotary positions
-and norms in front.
+The twins read 1,024 tokens. Like those of the encoders they share only the mixers with their models, and have rotary
+positions and pre-norm blocks.
 """
 
 from dataclasses import replace
@@ -19,9 +20,10 @@ from asterism.training.settings.configuration import RunConfig
 def transformer_base() -> RunConfig:
     """The Transformer, 65M parameters, by span corruption (Vaswani 2017, table 3).
 
-    Published: Adam with beta2 0.98, 4,000 steps of warm-up to 512^-0.5 * 4000^-0.5, then the inverse square root of the
-    step, 100,000 steps (section 5). The authors do not pretrain: for translation as theirs, `asterism finetune --recipe
-    transformer-base --from-scratch` takes tokenizer and shape of this run, and new weights.
+    Published: Adam with beta2 0.98, 100,000 steps, and 4,000 steps of warm-up to 512^-0.5 * 4000^-0.5, followed by the
+    inverse square root of the step (section 5). The authors do not pretrain. To translate as they do, use `asterism
+    finetune --recipe transformer-base --from-scratch`: it keeps the tokenizer and shape of this run and initialises new
+    weights.
     """
     run = _pretraining(
         "transformer-base",
@@ -46,7 +48,7 @@ def bigbird_roberta_base_summarization() -> RunConfig:
     """BigBird base as an encoder-decoder of shared weights, 155M parameters, by span corruption of 4,096 tokens.
 
     Published: batch, learning rate and warm-up of bigbird-itc-base (Zaheer 2020, appendix E). The authors start from
-    that encoder; here encoder and decoder start anew, and together. Inferred: objective and number of steps.
+    that encoder; here encoder and decoder start together with new weights. Inferred: objective and number of steps.
     """
     return _pretraining(
         "bigbird-roberta-base-summarization",
@@ -69,9 +71,10 @@ def bigbird_roberta_summarization_tiny() -> RunConfig:
 def bigbird_pegasus_large() -> RunConfig:
     """BigBird-Pegasus, 577M parameters, by gap sentences: 3,072 tokens of text, 256 of target.
 
-    Published: the lengths, Adafactor, and the inverse square root of the step behind a warm-up of 10,000 at 1e-4
-    (Zaheer 2020, appendix E.5, of fine-tuning). The authors start from Pegasus, which learnt gap sentences of 512
-    tokens in 500,000 steps (Zhang 2020, section 6); here the model starts anew, and reads what it reads later.
+    Published for fine-tuning: the lengths, Adafactor, and a warm-up of 10,000 steps to 1e-4, followed by the inverse
+    square root of the step (Zaheer 2020, appendix E.5). The authors start from Pegasus, which learnt gap sentences of
+    512 tokens in 500,000 steps (Zhang 2020, section 6). This recipe starts with new weights and reads the lengths of
+    fine-tuning.
     """
     run = _pretraining(
         "bigbird-pegasus-large",
@@ -98,7 +101,8 @@ def bigbird_pegasus_tiny() -> RunConfig:
 def led_base() -> RunConfig:
     """LED, 162M parameters, by span corruption of 4,096 tokens (Beltagy 2020, section 7).
 
-    Not published: the authors start from BART and pretrain no more. Batch and steps are those of longformer-base.
+    The authors start from BART and do not pretrain further, so no settings are published. Batch and steps are those of
+    longformer-base.
     """
     return _pretraining(
         "led-base",

@@ -1,15 +1,15 @@
 """Masked language models: encoders at their published sizes, and twins that train in minutes on two CPU cores.
 
-Models are those of models/asterism/published.py, which says where their sizes come from. Published for BERT, BigBird
-and FNet alike: Adam at 1e-4, linear warm-up over 10,000 steps, linear decay, dropout 0.1, 15 of 100 tokens masked
-(Devlin 2019, appendix A.2; Zaheer 2020, appendix E; Lee-Thorp 2021, section 4.1). For all of them we train the
-tokenizer on the text at hand, with as many tokens as the published vocabulary. Not published for all, and taken from
-BERT: beta2 0.999, weight decay 0.01, gradient clip 1.0. Adam's epsilon is PyTorch's 1e-8. Rows are packed
+The models are those of `models/asterism/published.py`, which gives the source of their sizes. BERT, BigBird and FNet
+publish the same settings: Adam at 1e-4, linear warm-up over 10,000 steps, linear decay, dropout 0.1, and 15 of 100
+tokens masked (Devlin 2019, appendix A.2; Zaheer 2020, appendix E; Lee-Thorp 2021, section 4.1). Settings that not all
+of them publish come from BERT: beta2 0.999, weight decay 0.01 and gradient clip 1.0. Adam's epsilon is PyTorch's 1e-8.
+We train each tokenizer on the run's own text, with as many tokens as the published vocabulary. Rows are packed
 (`packing.py`).
 
-The twins are our own in all but the mixer: so short a run wants few tokens, small batches, fast learning, no dropout,
-and where there is attention, rotary positions and norms in front. FNet keeps its positions, and its norms behind: they
-bring the unnormalised transform back to size.
+The twins share only the mixer with their models. A short run needs few tokens, small batches, fast learning and no
+dropout. Twins with attention have rotary positions and pre-norm blocks. FNet keeps its positions and its post-norm
+blocks, because these norms rescale the unnormalised transform.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from asterism.training.settings.configuration import RunConfig
 
 
 def bert_tiny() -> RunConfig:
-    """The dense twin, with which to compare the others: every token reads all 1,024."""
+    """The dense twin, to compare the others with: every token reads all 1,024."""
     return _tiny("bert-tiny", **_ATTENTION)
 
 
 def bigbird_tiny() -> RunConfig:
     """BigBird for two CPU cores and ten minutes: window, random and global blocks over 1,024 tokens.
 
-    Its masked loss falls well below what the frequencies of tokens give, on text that every Python carries.
+    On text that every Python carries, its masked loss falls well below that of the token frequencies.
     """
     return _tiny("bigbird-tiny", **_ATTENTION)
 
@@ -47,7 +47,7 @@ def star_tiny() -> RunConfig:
 
 
 def fnet_tiny() -> RunConfig:
-    """FNet for two CPU cores and ten minutes: Fourier mixing in the place of attention."""
+    """FNet for two CPU cores and ten minutes: Fourier mixing instead of attention."""
     return _tiny("fnet-tiny")
 
 
@@ -59,7 +59,8 @@ def fnet_hybrid_tiny() -> RunConfig:
 def bert_base() -> RunConfig:
     """BERT, 110M parameters: 1,000,000 steps of 256 pairs of 512 tokens (Devlin 2019, appendix A.2).
 
-    Published: all but the slices of a batch. The authors take 90% of the steps at 128 tokens; here all have 512.
+    Everything is published except the slices of a batch. The authors take 90% of the steps at 128 tokens; here all have
+    512.
     """
     return _pretraining(
         "bert-base", "bpe:30522", 512, batch_size=256, gradient_accumulation_steps=32, next_sentence=True
@@ -69,7 +70,7 @@ def bert_base() -> RunConfig:
 def bigbird_itc_base() -> RunConfig:
     """BigBird-ITC, 128M parameters: batches of 256 rows of 4,096 tokens (Zaheer 2020, appendix E).
 
-    Inferred: the number of steps, and that the model starts anew, where the authors start from RoBERTa.
+    Inferred: the number of steps. The authors start from RoBERTa; this recipe starts with new weights.
     """
     return _pretraining(
         "bigbird-itc-base", "bpe:50358", 4096, batch_size=256, gradient_accumulation_steps=128, steps=500_000
@@ -79,7 +80,7 @@ def bigbird_itc_base() -> RunConfig:
 def bigbird_etc_base() -> RunConfig:
     """BigBird-ETC: 256 global tokens in front of 4,096, else as bigbird-itc-base (Zaheer 2020, appendix E).
 
-    Without the authors' contrastive prediction of spans (CPC).
+    The authors' contrastive prediction of spans (CPC) is left out.
     """
     return _pretraining(
         "bigbird-etc-base", "bpe:50358", 4096, batch_size=256, gradient_accumulation_steps=128, steps=500_000
@@ -96,8 +97,8 @@ def bigbird_itc_large() -> RunConfig:
 def longformer_base() -> RunConfig:
     """Longformer, 149M parameters: 65,000 steps of 64 rows of 4,096 tokens (Beltagy 2020, section 5).
 
-    Published: learning rate 3e-5 and a warm-up of 500 steps, for going on from RoBERTa. Here the model starts anew,
-    with the learning rate and warm-up of BERT.
+    Published: learning rate 3e-5 and a warm-up of 500 steps, to continue from RoBERTa. This recipe starts with new
+    weights, so it takes the learning rate and warm-up of BERT.
     """
     return _pretraining(
         "longformer-base", "bpe:50265", 4096, batch_size=64, gradient_accumulation_steps=32, steps=65_000
@@ -112,7 +113,7 @@ def star_base() -> RunConfig:
 def fnet_base() -> RunConfig:
     """FNet, 83M parameters: 1,000,000 steps of 256 pairs of 512 tokens (Lee-Thorp 2021, section 4.1).
 
-    Inferred: byte-level unigram tokens in the place of SentencePiece's.
+    Inferred: byte-level unigram tokens instead of those of SentencePiece.
     """
     return _pretraining(
         "fnet-base", "unigram:32000", 512, batch_size=256, gradient_accumulation_steps=32, next_sentence=True
@@ -158,7 +159,7 @@ def _tiny(name: str, *, learning_rate: float = 3e-3, **shape: Any) -> RunConfig:
 
 
 def _pretraining(name: str, tokenizer: str, context: int, *, steps: int = 1_000_000, **settings: Any) -> RunConfig:
-    """A run with the settings that are common to all (module docstring)."""
+    """A run with the settings that all recipes share (see the module docstring)."""
     return full_size(
         name,
         published_shape(name),

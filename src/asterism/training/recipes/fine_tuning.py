@@ -1,13 +1,16 @@
-"""What the papers fine-tune encoder-decoders with: settings of `asterism finetune --recipe NAME`, for any start.
+"""Settings of the papers to fine-tune encoder-decoders: `asterism finetune --recipe NAME`, from any starting model.
 
-BigBird (Zaheer 2020, appendix E.5 and table 17): sources of 3,072 tokens and targets of 256, batches of 128, 5 beams,
-a length penalty of 0.8 (1,024/64 and 0.7 for XSum, 2,048/128 for CNN/DailyMail), a warm-up of 10,000 steps, and the
-inverse square root; Adam at 1e-5 for the base size, Adafactor at 1e-4 for the large one; label smoothing 0.1 (the
-authors' code). The Transformer (Vaswani 2017, sections 5 and 6.1): see the recipe; batches of 25,000 tokens, which are
-about 960 sentences; label smoothing 0.1, 4 beams, a length penalty of 0.6, which there divides by ((5 + n) / 6)^0.6 and
-here by n^0.6. LED (Beltagy 2020, section 7): sources of 16,384 tokens; all else is BigBird's.
+BigBird (Zaheer 2020, appendix E.5 and table 17): sources of 3,072 tokens and targets of 256, batches of 128, 5 beams
+and a length penalty of 0.8. XSum has 1,024 and 64 tokens and a penalty of 0.7, CNN/DailyMail 2,048 and 128 tokens. The
+warm-up takes 10,000 steps, followed by the inverse square root of the step. The base size uses Adam at 1e-5, the large
+one Adafactor at 1e-4. Label smoothing is 0.1, as in the authors' code.
 
-How long to train is not published for BigBird and LED: `--epochs` and `--steps` are the defaults. Twins end after ten
+The Transformer (Vaswani 2017, sections 5 and 6.1): batches of 25,000 tokens, about 960 sentences; label smoothing 0.1,
+4 beams, and a length penalty of 0.6. Their penalty divides by ((5 + n) / 6)^0.6, ours by n^0.6.
+
+LED (Beltagy 2020, section 7): sources of 16,384 tokens; all else is BigBird's.
+
+BigBird and LED do not publish how long they train: `--epochs` and `--steps` keep their defaults. Twins end after ten
 minutes.
 """
 

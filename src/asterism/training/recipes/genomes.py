@@ -1,6 +1,6 @@
 """Models of genomes: BigBird's at its published size, and one that predicts each base and trains in minutes.
 
-Both want `data`, a file or folder of sequences (docs/howto/genomes.md).
+Both need `data`, a file or folder of sequences (docs/howto/genomes.md).
 """
 
 from dataclasses import replace
@@ -13,10 +13,10 @@ from asterism.training.settings.configuration import RunConfig
 def bigbird_genomics_base() -> RunConfig:
     """BigBird on DNA: 1,000,000 steps of 256 pairs of 4,096 tokens, 1.12 bits per base (Zaheer 2020, appendix F).
 
-    Published: 32,000 pieces learned from the genome, documents of ten passes, masked tokens and whether the second part
-    of a row follows, Adam at 1e-4, a warm-up of 10,000 steps, linear decay, dropout 0.1. Inferred: slices of two rows,
-    and what bigbird-itc-base takes from BERT. A row is parted between two tokens, not between two sentences: where a
-    sentence ends is chance.
+    Published: 32,000 pieces learned from the genome, documents of ten passes, and two tasks: masked tokens, and whether
+    the second half of a row follows the first. Adam at 1e-4 has a warm-up of 10,000 steps and linear decay; dropout is
+    0.1. Inferred: slices of two rows, and the settings that bigbird-itc-base takes from BERT. A row is divided between
+    two tokens, not between two sentences, because sentences end at random here.
     """
     return full_size(
         "bigbird-genomics-base",
@@ -38,10 +38,10 @@ def bigbird_genomics_base() -> RunConfig:
 def dna_tiny() -> RunConfig:
     """Each base from those before it, for two CPU cores and ten minutes.
 
-    Our own: three layers of width 128, so that a genome of millions of bases is read through several times. Twelve of
-    the 16 heads read one base each, those 1 to 12 before the latest: a model of contexts need not find them first. Four
-    read more: the latest 16 and 64 bases, every third of the latest 384, which is the phase of codons, and every 64th
-    of all. Its bits per base are those of a compressor, and it writes sequences (`asterism generate`).
+    Our own: three layers of width 128, so that a run reads a genome of millions of bases several times. Twelve of the
+    16 heads read one base each, 1 to 12 before the latest one, so the model need not learn to find its context. Four
+    read more: the latest 16 and 64 bases; every third of the latest 384, the phase of codons; and every 64th base of
+    all. Its bits per base are those of a compressor, and it writes sequences (`asterism generate`).
     """
     wide = ["window(left=15)", "window(left=63)", "stride(period=3) & window(left=383)", "strided(stride=64)"]
     shape = ModelConfig(

@@ -1,4 +1,4 @@
-"""What recipes have in common: the shape of a published model, and the settings of short runs and of long ones."""
+"""The common parts of recipes: the shape of a published model, and the settings of short and of long runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -14,9 +14,9 @@ _FOLLOWS = {
 
 
 def published_shape(name: str, **changes: Any) -> ModelConfig:
-    """The model called `name` in `asterism.models.asterism.published`, some of its fields changed.
+    """The model called `name` in `asterism.models.asterism.published`, with some fields changed.
 
-    Sizes that follow from others are left to follow, so that a flag that changes one changes them all.
+    Sizes that follow from other sizes stay open, so that one flag changes them all.
     """
     from asterism.models import AsterismConfig  # takes seconds to import
     from asterism.models.asterism.published import published
@@ -36,13 +36,13 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
 
 
 def taps(keys_before: Iterable[int], wide: Sequence[str]) -> str:
-    """Heads that read one token each, so many places before their own, and heads with patterns of their own."""
+    """Heads that read one token each, `keys_before` tokens before their own, and heads with patterns of their own."""
     single = [f"window(left={far}) & ~window(left={far - 1})" for far in keys_before]
     return f"per_head([{', '.join([*single, *wide])}])"
 
 
 def ten_minutes(recipe: str, model: ModelConfig, *, every: int, **settings: Any) -> RunConfig:
-    """A run of ten minutes on two CPU cores: small batches and Muon; scored and saved every so many steps."""
+    """A run of ten minutes on two CPU cores: small batches and Muon; scored and saved every `every` steps."""
     return RunConfig(
         recipe=recipe,
         model=model,
@@ -61,7 +61,7 @@ def ten_minutes(recipe: str, model: ModelConfig, *, every: int, **settings: Any)
 
 
 def full_size(recipe: str, model: ModelConfig, **settings: Any) -> RunConfig:
-    """A run at a published size: blocks computed again in the backward pass, AdamW with beta2 0.999."""
+    """A run at a published size: blocks are recomputed in the backward pass, and AdamW has beta2 0.999."""
     return RunConfig(
         recipe=recipe,
         model=model,

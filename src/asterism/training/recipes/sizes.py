@@ -1,7 +1,7 @@
-"""The number of parameters of each recipe's model, so that recipes are listed without building any.
+"""The number of parameters of each recipe's model, so that listing recipes builds no model.
 
-A test builds the models without weights and compares. Where a tokenizer is trained on the data, its size is the
-configured one.
+A test builds the models without weights and compares. Where a tokenizer is trained on the data, the configured
+vocabulary size counts.
 """
 
 from collections.abc import Mapping

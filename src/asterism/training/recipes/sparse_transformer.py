@@ -1,10 +1,12 @@
 """Causal models of bytes with sparse attention, after Child et al. 2019 (arXiv 1904.10509).
 
-Published for all of them: Adam, linear warm-up over 5,000 steps, cosine decay, gradient clip 1.0, weight decay 0.01
-(section 6), attention and feed-forward blocks computed again in the backward pass (section 5.4). Not published, and
-chosen here for all of them: the batch size (and with it how many steps the published epochs are), Adam's betas, weight
-decay decoupled and on matrices only, and bfloat16, where the machine multiplies it faster, instead of float16 with
-dynamic loss scaling. Each recipe's docstring says what else is inferred.
+All recipes share the published settings: Adam, linear warm-up over 5,000 steps, cosine decay, gradient clip 1.0 and
+weight decay 0.01 (section 6). Attention and feed-forward blocks are recomputed in the backward pass (section 5.4).
+
+The paper leaves some settings open. We chose the batch size, which also decides how many steps the published epochs
+are, and Adam's betas. Weight decay is decoupled and acts on matrices only. The authors compute in float16 with dynamic
+loss scaling; we use bfloat16 on machines that multiply it faster. The docstring of each recipe lists what else is
+inferred.
 """
 
 from dataclasses import replace
@@ -18,10 +20,10 @@ from asterism.training.settings.configuration import RunConfig
 def bytes_small() -> RunConfig:
     """A small byte model for two CPU cores and ten minutes, on text that every Python carries.
 
-    Our own: four layers of width 192 over a context of 1,024. A byte reads the 256 latest bytes and the last eighth of
-    every block of 64, as in the fixed pattern of Child 2019, whose own blocks forget the line before where they begin.
-    So short a run wants a small model, small batches and fast learning: rotary positions, Muon, and the larger of the
-    two readings of the paper's initialisation.
+    Our own: four layers of width 192 over a context of 1,024. A byte reads the latest 256 bytes and the last eighth of
+    every block of 64. The fixed pattern of Child 2019 has such summary cells, but its blocks forget the line before
+    them. A short run needs a small model, small batches and fast learning. So this one has rotary positions, Muon, and
+    the larger of the two readings of the paper's initialisation.
     """
     shape = ModelConfig(
         mixers="window(left=255) | columns(period=64, first=56, count=8) & causal()",
@@ -36,12 +38,14 @@ def bytes_small() -> RunConfig:
 def cifar_tiny() -> RunConfig:
     """Pictures of 32 x 32 in colours, value by value, for two CPU cores and half an hour.
 
-    Our own: 1.8M parameters and one picture a step, because so short a run wants many steps. Twelve of its 16 heads
-    read one value each: 2 to 6, 9, 93, 96 to 99 or 192 before the one that is predicted (its channel of the pixels to
-    the left is 3, 6 and 9 before, of the pixel above 96). They are the taps of a masked convolution, which so need not
-    be learned: after a minute the model needs 4.4 bits a value, with strided(stride=96) in all of six heads 5.5. Four
-    heads read more: the latest values, both rows around the pixels above, a whole row, and strided. Such heads hardly
-    choose, so their queries and keys have 8 numbers each.
+    Our own: 1.8M parameters and one picture per step, because a short run needs many steps. Twelve of the 16 heads read
+    one value each: 2 to 6, 9, 93, 96 to 99 or 192 values before the predicted one. (The same channel lies 3, 6 and 9
+    values before in the pixels to the left, and 96 before in the pixel above.) These heads are the taps of a masked
+    convolution, so the model need not learn to find them. After one minute it needs 4.4 bits per value; with
+    strided(stride=96) in all of six heads it needs 5.5.
+
+    The other four heads read more: the latest values, both rows around the pixels above, a whole row, and strided. They
+    hardly choose among their keys, so queries and keys have 8 numbers per head.
     """
     keys_before = (1, 2, 3, 4, 5, 8, 92, 95, 96, 97, 98, 191)
     wide = ["window(left=8)", "window(left=104) & ~window(left=86)", "window(left=99)", "strided(stride=96)"]
@@ -71,11 +75,11 @@ def cifar_tiny() -> RunConfig:
 def sound_tiny() -> RunConfig:
     """Recordings of speech, sample by sample at 8 kHz, for two CPU cores and twenty minutes.
 
-    Our own: a model of 1.9M parameters, and one window of 4,096 samples (half a second) a step, because so short a run
-    wants many steps. Twelve of its 16 heads read one sample each, those 1 to 12 before the one that predicts: the taps
-    of a linear predictor, which a model need not find first. Three read the latest 16, 64 and 256 samples, where
-    rotary positions find the period of a voice; the last reads 256 and the first token of all, which may be a class.
-    Queries and keys are of 8 numbers a head.
+    Our own: 1.9M parameters, and one window of 4,096 samples (half a second) per step, because a short run needs many
+    steps. Twelve of the 16 heads read one sample each, 1 to 12 before the latest one. They are the taps of a linear
+    predictor, so the model need not learn to find them. Three heads read the latest 16, 64 and 256 samples, where
+    rotary positions find the period of a voice. The last head reads 256 samples and the first token, which may be a
+    class. Queries and keys have 8 numbers per head.
     """
     wide = ["window(left=15)", "window(left=63)", "window(left=255)", "window(left=255) | global_keys(0) & causal()"]
     shape = ModelConfig(
@@ -100,9 +104,10 @@ def sound_tiny() -> RunConfig:
 def sparse_transformer_enwik8() -> RunConfig:
     """Enwik8 in bytes, 95M parameters, 0.99 bits per byte (Child 2019, section 7).
 
-    Published: context 12,288, 30 layers, 8 heads, width 512, the fixed pattern with stride 128 and 32 summary cells,
-    merged heads whose summary cells are distinct sub-blocks, positions by row and column of a matrix as wide as the
-    stride, dropout 0.40, 80 epochs over the first 90 MB. Inferred: the learning rate (that of CIFAR-10).
+    Published: context 12,288, 30 layers, 8 heads, width 512, dropout 0.40, and 80 epochs over the first 90 MB. The
+    pattern is fixed, with stride 128 and 32 summary cells; the summary cells of merged heads are distinct sub-blocks.
+    Positions are the row and column of a matrix as wide as the stride. Inferred: the learning rate, which is that of
+    CIFAR-10.
     """
     context, batch_size = 12_288, 16
     return _child_2019(
@@ -125,11 +130,12 @@ def sparse_transformer_enwik8() -> RunConfig:
 def sparse_transformer_cifar10() -> RunConfig:
     """CIFAR-10 in bytes, 59M parameters, 2.80 bits per byte (Child 2019, section 7).
 
-    Published: context 3,072 (one image), 128 layers, 2 heads, width 256, queries, keys and feed-forward layers of half
-    size, a strided pattern, positions by row, column and channel, dropout 0.25, learning rate 3.5e-4, 120 epochs over
-    48,000 images. Inferred: the stride of 96 (one row of pixels; it is in the authors' later code, not in the paper)
-    and that the two parts of the pattern are merged. Data: the binary batches, or folders of pictures; 95/5 of the
-    training pictures where the paper held out 2,000.
+    Published: context 3,072 (one picture), 128 layers, 2 heads, width 256, and queries, keys and feed-forward layers of
+    half size. The pattern is strided, and positions are row, column and channel. Dropout is 0.25, the learning rate
+    3.5e-4, and training takes 120 epochs over 48,000 pictures. Inferred: that the two parts of the pattern are merged,
+    and the stride of 96, one row of pixels. The stride is in the authors' later code, not in the paper.
+
+    Data: the binary batches, or folders of pictures. We divide the training pictures 95/5; the paper held out 2,000.
     """
     context, batch_size = 3_072, 32
     return _child_2019(
@@ -155,10 +161,10 @@ def sparse_transformer_cifar10() -> RunConfig:
 def sparse_transformer_imagenet64() -> RunConfig:
     """ImageNet at 64 x 64 in bytes, 152M parameters, 3.44 bits per byte (Child 2019, section 7).
 
-    Published: context 12,288 (one image), 48 layers, 16 heads, width 512, the strided pattern with stride 128,
-    positions by row, column and channel, dropout 0.01, 70 epochs (over 1,281,167 images). Inferred: the learning rate
-    (that of CIFAR-10) and that the two parts of the pattern are merged. Data: the .npz files of the downsampled
-    ImageNet, or folders of pictures.
+    Published: context 12,288 (one picture), 48 layers, 16 heads, width 512, the strided pattern with stride 128,
+    positions by row, column and channel, dropout 0.01, and 70 epochs over 1,281,167 pictures. Inferred: the learning
+    rate, which is that of CIFAR-10, and that the two parts of the pattern are merged. Data: the .npz files of the
+    downsampled ImageNet, or folders of pictures.
     """
     context, batch_size = 12_288, 64
     return _child_2019(
@@ -183,11 +189,11 @@ def sparse_transformer_imagenet64() -> RunConfig:
 def sparse_transformer_music() -> RunConfig:
     """Classical music, 12 kHz in 8-bit mu-law, 152M parameters, 1.97 bits per byte (Child 2019, section 7).
 
-    Published: context 65,536, a strided pattern, 152M parameters. Inferred: everything else. Width 512 and 48 layers
-    of 16 heads are the shape of the ImageNet recipe, which has the published number of parameters; the stride of 256
-    is the square root of the context (section 4 asks for a stride near it); positions are by row and column of a
-    matrix as wide as the stride; learning rate of CIFAR-10; no dropout; 100,000 steps of 8 clips. Data: a folder of
-    recordings, out of which clips are cut at random.
+    Published: context 65,536, a strided pattern, 152M parameters. All else is inferred. Width 512 and 48 layers of 16
+    heads are the shape of the ImageNet recipe, which has the published number of parameters. The stride of 256 is the
+    square root of the context (section 4 advises a stride near it). Positions are the row and column of a matrix as
+    wide as the stride. The learning rate is that of CIFAR-10, without dropout, for 100,000 steps of 8 clips. Data: a
+    folder of recordings, from which clips are cut at random.
     """
     context = 65_536
     return _child_2019(
@@ -209,5 +215,5 @@ def sparse_transformer_music() -> RunConfig:
 
 
 def _child_2019(recipe: str, model: ModelConfig, **settings: Any) -> RunConfig:
-    """A run with the settings that all recipes of Child 2019 share (module docstring)."""
+    """A run with the settings that all recipes of Child 2019 share (see the module docstring)."""
     return full_size(recipe, model, learning_rate=3.5e-4, warmup_steps=5_000, **settings)

@@ -7,6 +7,7 @@ Invariant: weights change, and checkpoints are written, only after finite losses
 """
 
 import platform
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from importlib.metadata import version
@@ -37,7 +38,7 @@ from asterism.training.run.metrics import Outcome, Report
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
 from asterism.training.run.processes import Processes
-from asterism.training.run.progress import Display, watching
+from asterism.training.run.progress import Display, clock, watching
 from asterism.training.run.schedule import notes_at_the_end
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
@@ -181,7 +182,8 @@ def _finish(
     """Save the model, score the validation split (or the configured part of it), and record the result."""
     for note in notes_at_the_end(setup.config, state.step, state.seconds, state.begun):
         display.say(f"note: {note}")
-    display.say("evaluating on the validation split")
+    began = time.monotonic()
+    display.say(f"trained for {clock(state.seconds)}; saving the model, and evaluating on the validation split")
     display.doing("saving the model")
     weights = gathered_weights(model, processes)
     with processes.agreed():
@@ -195,7 +197,9 @@ def _finish(
     for note in outcome.notes:
         display.say(f"note: {note}")
     display.doing("writing the report")
-    return setup.objective.report(processes.decided(lambda: _written(setup, run, model, state, outcome)))
+    result = processes.decided(lambda: _written(setup, run, model, state, outcome))
+    display.say(f"saving and the final evaluation took {clock(time.monotonic() - began)}, after the training time")
+    return setup.objective.report(result)
 
 
 def _written(

@@ -48,6 +48,7 @@ class Session:
         self.agreed_seconds = state.seconds
         self.step_began = self.started
         self.busy_seconds, self.busy_steps = 0.0, 0
+        self.evaluation_seconds: float | None = None
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self.validation: float | None = None
@@ -103,14 +104,42 @@ class Session:
         self.busy_steps += 1
         self.state.step += 1
         self.state.seconds = now - self.started if self.processes.alone else self.agreed_seconds
-        over, status = self.is_over(), self.status()
-        if over or self.state.step % self.config.log_every == 0:
+        status = self.status()
+        if self.state.step % self.config.log_every == 0:
             self.log()
         self.display.show(status)
-        if not over and self.state.step % self.config.evaluation_every == 0:
+        if not self.is_over() and self.state.step % self.config.evaluation_every == 0 and not self.ends_soon():
             self.evaluate()
-        if not over and self.state.step % self.config.checkpoint_every == 0:
+        if not self.is_over() and self.state.step % self.config.checkpoint_every == 0:
             self.save()
+            self._look_at_the_clock()
+        if self.is_over() and self.state.loss_steps:
+            self.log()
+
+    def ends_soon(self) -> bool:
+        """Whether `minutes` end the run before it has trained for as long again as an evaluation takes from now.
+
+        Such an evaluation would delay the end, and be followed by the final one almost at once.
+        """
+        if self.config.minutes is None:
+            return False
+        return 60 * self.config.minutes - self.state.seconds <= 2 * self._evaluation_takes()
+
+    def _evaluation_takes(self) -> float:
+        """Seconds of an evaluation on the way: of the last one, or before the first a guess, that it costs a third of
+        training on as much data, because it has no backward pass."""
+        if self.evaluation_seconds is not None:
+            return self.evaluation_seconds
+        steps = (self.config.on_the_way.limit or 0) / self.objective.units_per_step
+        return steps / 3 * self.state.seconds / self.state.step
+
+    def _look_at_the_clock(self) -> None:
+        """Count the time of an evaluation or checkpoint, lest another step begin after the end of `minutes`."""
+        if self.processes.alone:
+            self.state.seconds = time.monotonic() - self.started
+        else:
+            self._agree()
+            self.state.seconds = self.agreed_seconds
 
     def status(self) -> Status:
         """The status of the run: means over the steps since the last record."""
@@ -148,6 +177,7 @@ class Session:
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
         of_run = progress(self.config, self.state.step, self.state.seconds, self.state.begun)
+        before = self.state.seconds
         evaluator = Evaluator(self.config.on_the_way, self.processes, watching(self.display, of_run))
         with in_parts(self.model):
             outcome = self.objective.evaluate(self.model, self.corpus, evaluator)
@@ -158,6 +188,8 @@ class Session:
             if self.processes.leads:
                 draw_history(self.folder.read_history(), self.objective.metric, self.folder.picture)
                 self.folder.append_samples(self.state.step, outcome.samples)
+        self._look_at_the_clock()
+        self.evaluation_seconds = self.state.seconds - before
 
     def record(self, **figures: float) -> None:
         """Add figures of this step to the history and to TensorBoard."""

@@ -54,7 +54,9 @@ class TrainingConfig:
         "keep only the values between blocks and recompute the rest in the backward pass, to save memory", False
     )
     steps: int = _setting("end the run after N steps, or after `minutes`, whichever comes first", 10_000)
-    minutes: float | None = _setting("end the run after X minutes; null: no time limit", None)
+    minutes: float | None = _setting(
+        "end training after X minutes; saving and the final evaluation come on top of it; null: no limit", None
+    )
     learning_rate: float = _setting(_LEARNING_RATE, 1e-3)
     warmup_steps: int = _setting(
         "steps over which the learning rate rises from 0; at most a tenth of a run that `minutes` or `epochs` end", 100
