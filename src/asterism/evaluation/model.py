@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
@@ -65,24 +73,47 @@ class CausalModel:
 
     @torch.no_grad()
     def continued(self, prompt: str, room: int) -> str:
-        """The likeliest continuation of a prompt, token by token: at most `room` tokens, or to the end of the text."""
+        """The likeliest continuation of a prompt, token by token: at most `room` tokens, or to the end of the text.
+
+        Of generation_config.json only the end of a text counts: penalties and the like would change what is likeliest.
+        Raises CheckpointError for a model that cannot continue the prompt, or whose logits are NaN.
+        """
         device = self.model.device
         read = torch.tensor([self._read(prompt)], device=device)
         model: Any = self.model
         padding = self.tokenizer.pad_token_id
         if padding is None:  # generate would warn; one row has no padding
             padding = 0 if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
-        with quiet_transformers(), arithmetic(self.dtype, device):
+        with quiet_transformers(), arithmetic(self.dtype, device), _likeliest(model), self._answering(read):
             written = model.generate(
                 input_ids=read,
                 attention_mask=torch.ones_like(read),
                 max_new_tokens=room,
                 pad_token_id=padding,
                 do_sample=False,
-                num_beams=1,
-                **dict.fromkeys(("temperature", "top_p", "top_k")),
+                output_logits=True,
+                return_dict_in_generate=True,
             )
-        return str(self.tokenizer.decode(written[0, read.shape[1] :], skip_special_tokens=True))
+        if any(bool(step.isnan().any()) for step in written.logits):
+            raise CheckpointError(
+                "logits-not-numbers",
+                f"{self.folder}: the model computes NaN for a prompt of {read.shape[1]:,} tokens; its weights or"
+                " config.json are damaged, or its dtype is too small for it",
+            )
+        return str(self.tokenizer.decode(written.sequences[0, read.shape[1] :], skip_special_tokens=True))
+
+    @contextmanager
+    def _answering(self, read: torch.Tensor) -> Iterator[None]:
+        """Whatever a model raises that its folder made impossible to run, as a CheckpointError of one line."""
+        try:
+            yield
+        except AsterismError:
+            raise
+        except (AttributeError, IndexError, RuntimeError, *DAMAGED) as error:
+            raise CheckpointError(
+                "model-cannot-continue",
+                f"{self.folder}: the model cannot continue a prompt of {read.shape[1]:,} tokens: {why_unread(error)}",
+            ) from error
 
     def identity(self) -> dict[str, Any]:
         """What decides the answers, as plain values: the pattern, and hashes of all weights and of the vocabulary."""
@@ -174,17 +205,46 @@ def _model(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             folder, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
         )
     model: PreTrainedModel = loaded[0]
-    _refuse_incomplete(folder, loaded[1])
+    _refuse_incomplete(folder, model, loaded[1])
     return model
 
 
-def _refuse_incomplete(folder: Path, found: Mapping[str, Any]) -> None:
+@contextmanager
+def _likeliest(model: Any) -> Iterator[None]:
+    """Greedy generation without what the model's folder adds to it, except for the tokens that end a text."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig(eos_token_id=before.eos_token_id)
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for weights that are missing, and for those of layers that the configuration leaves out.
+
+    Other weights that a causal model does not read, such as those of another head, are no fault.
+    """
+    kinds = {_kind(name) for name in model.state_dict()}
+    if left := sorted(name for name in found["unexpected_keys"] if _kind(name) in kinds):
+        raise CheckpointError(
+            "more-weights-than-model",
+            f"{folder} has {len(left)} tensors more than its config.json describes, such as {left[0]}",
+        )
     missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if missing:
         raise CheckpointError(
             "incomplete-weights",
             f"{folder} lacks {len(missing)} tensors of its model, or has them in another shape, such as {missing[0]}",
         )
+
+
+def _kind(name: str) -> str:
+    """
+    >>> _kind("model.layers.11.mlp.weight")
+    'model.layers.*.mlp.weight'
+    """
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
 def _dtype(name: str) -> str | torch.dtype:
