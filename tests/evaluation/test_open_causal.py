@@ -1,5 +1,6 @@
 """Causal models from folders: what they read and write is what transformers and runs would."""
 
+import json
 import shutil
 
 import pytest
@@ -76,6 +77,41 @@ def test_a_token_behind_the_prompt_is_left_out(mistral):
     assert ending.tokenizer(PROMPT)["input_ids"][-1] == ending.tokenizer.eos_token_id
     assert ending.count(PROMPT) == model.count(PROMPT)
     assert ending.continued(PROMPT, 8) == model.continued(PROMPT, 8)
+
+
+def test_settings_of_generation_in_the_folder_change_no_answer(mistral, tmp_path):
+    """But the end of a text does."""
+    hostile = shutil.copytree(mistral, tmp_path / "hostile")
+    settings, long = json.loads((hostile / "generation_config.json").read_text()), PROMPT * 3
+    penalties = {"repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "max_time": 0.0, "suppress_tokens": [1, 2]}
+    others = {"return_dict_in_generate": True, "stop_strings": ["a"], "token_healing": True}
+    expected = open_causal(mistral).continued(long, 8)
+    for given in (penalties, others):
+        (hostile / "generation_config.json").write_text(json.dumps(settings | given))
+        model = open_causal(hostile)
+        assert model.continued(long, 8) == expected
+        assert model.model.generation_config.to_dict().items() >= given.items()  # which generate still follows
+    model = open_causal(mistral)
+    with torch.no_grad():
+        first = int(model.model(torch.tensor([model._read(long)])).logits[0, -1].argmax())
+    (hostile / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [first]}))
+    assert open_causal(hostile).continued(long, 8) == model.tokenizer.decode([first])
+
+
+def test_a_model_that_computes_nothing_is_refused(mistral, tmp_path):
+    def copied(name, **fields):
+        edit(folder := shutil.copytree(mistral, tmp_path / name), **fields)
+        return folder
+
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}
+    with refusing(CheckpointError, "logits-not-numbers", "nan"):
+        open_causal(copied("nan", **rope)).continued(PROMPT, 2)
+    with refusing(CheckpointError, "model-cannot-continue", "window"):
+        open_causal(copied("window", sliding_window=0)).continued(PROMPT, 2)
+    with refusing(CheckpointError, "more-weights-than-model", "model.layers.1"):
+        open_causal(copied("less", num_hidden_layers=1))
+    change_tensors(more := copied("more"), lambda tensors: tensors.update({"score.weight": torch.zeros(2, 32)}))
+    open_causal(more)  # a head that a causal model does not read
 
 
 def test_a_run_writes_what_generate_writes(tiny):

@@ -28,15 +28,26 @@ SWITCHED = {
 }
 """Every window and chunk on, and layers enough that types of layers take turns."""
 _TURNS = {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
-_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_ROTARY = {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}}
 OWN: dict[str, dict[str, Any]] = {
     "laguna": _TURNS,
     "mellum": _TURNS,
     "neomme": {"hidden_size": 64, "head_dim": 16},
     "qwen2_vl_text": _ROTARY,
     "qwen2_5_vl_text": _ROTARY,
+    "qwen2_5_omni_text": _ROTARY,
+    "cohere_compass_text": {**_TURNS, "rope_parameters": dict.fromkeys(_TURNS["layer_types"], _ROPE)},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2},
+    "step3p5": {**_TURNS, "num_sliding_attention_heads": 2},
 }
 """What single families need besides."""
+PARTS = {
+    "diffusion_gemma_text": "DiffusionGemmaEncoderTextModel",
+    "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel",
+    "step3p5": "Step3p7TextModel",
+}
+"""Models that are parts of others, so that no auto class names them."""
 FIELDS = ("sliding_window", "local_attention", "attention_chunk_size")
 EXACT, SINGLE = 1e-10, 1e-5
 """Errors, of the largest number: where eager attention computes in float64, and where it casts to float32 inside."""
@@ -63,7 +74,8 @@ class Native:
 
 def build(family: str) -> PreTrainedModel | None:
     """A tiny model whose configuration names a window or chunks; None for any other."""
-    model = zoo.build(family, SWITCHED | OWN.get(family, {}))
+    part = PARTS.get(family)
+    model = zoo.build(family, SWITCHED | OWN.get(family, {}), getattr(transformers, part) if part else None)
     if model is None:
         return None
     parts = model.config.per_layer_config if getattr(model.config, "is_heterogeneous", False) else [model.config]

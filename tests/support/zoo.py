@@ -85,17 +85,20 @@ def families() -> list[str]:
     return sorted(CONFIG_MAPPING.keys())
 
 
-def build(family: str, more: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedModel | None:
+def build(
+    family: str, more: Mapping[str, Any] = MappingProxyType({}), model_class: Any = None
+) -> PreTrainedModel | None:
     """A tiny model with random weights in float64; None for a family that cannot be built so small without its data.
 
-    `more`: fields that are set wherever a configuration has them.
+    more         fields that are set wherever a configuration has them
+    model_class  of the model, where no auto class names it
     """
     cls = CONFIG_MAPPING[family]
     kind = next((mapping for _, mapping in KINDS if cls in mapping), None)
-    if kind is None:
+    if kind is None and model_class is None:
         return None
     try:
-        model_class = kind[cls]
+        model_class = model_class or kind[cls]
         model_class = model_class[0] if isinstance(model_class, tuple) else model_class
         with torch.device("meta"):
             if sum(parameter.numel() for parameter in model_class(cls(**_small(cls, more))).parameters()) > LARGEST:

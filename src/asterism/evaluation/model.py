@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.evaluation.byte_tokens import byte_tokenizer
-from asterism.files import LOCAL, check_model_folder
+from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
 from asterism.models import use_pattern
 from asterism.models.drop_in.field import NativeWindow
 from asterism.presence import require_checkpoint, require_model
@@ -61,24 +63,47 @@ class CausalModel:
 
     @torch.no_grad()
     def continued(self, prompt: str, room: int) -> str:
-        """The likeliest continuation of a prompt, token by token: at most `room` tokens, or to the end of the text."""
+        """The likeliest continuation of a prompt, token by token: at most `room` tokens, or to the end of the text.
+
+        Of generation_config.json only the end of a text counts: penalties and the like would change what is likeliest.
+        Raises CheckpointError for a model that cannot continue the prompt, or whose logits are NaN.
+        """
         device = self.model.device
         read = torch.tensor([self._read(prompt)], device=device)
         model: Any = self.model
         padding = self.tokenizer.pad_token_id
         if padding is None:  # generate would warn; one row has no padding
             padding = 0 if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
-        with quiet_transformers(), arithmetic(self.dtype, device):
+        with quiet_transformers(), arithmetic(self.dtype, device), _likeliest(model), self._answering(read):
             written = model.generate(
                 input_ids=read,
                 attention_mask=torch.ones_like(read),
                 max_new_tokens=room,
                 pad_token_id=padding,
                 do_sample=False,
-                num_beams=1,
-                **dict.fromkeys(("temperature", "top_p", "top_k")),
+                output_logits=True,
+                return_dict_in_generate=True,
             )
-        return str(self.tokenizer.decode(written[0, read.shape[1] :], skip_special_tokens=True))
+        if any(bool(step.isnan().any()) for step in written.logits):
+            raise CheckpointError(
+                "logits-not-numbers",
+                f"{self.folder}: the model computes NaN for a prompt of {read.shape[1]:,} tokens; its weights or"
+                " config.json are damaged, or its dtype is too small for it",
+            )
+        return str(self.tokenizer.decode(written.sequences[0, read.shape[1] :], skip_special_tokens=True))
+
+    @contextmanager
+    def _answering(self, read: torch.Tensor) -> Iterator[None]:
+        """Whatever a model raises that its folder made impossible to run, as a CheckpointError of one line."""
+        try:
+            yield
+        except AsterismError:
+            raise
+        except (AttributeError, IndexError, RuntimeError, *DAMAGED) as error:
+            raise CheckpointError(
+                "model-cannot-continue",
+                f"{self.folder}: the model cannot continue a prompt of {read.shape[1]:,} tokens: {why_unread(error)}",
+            ) from error
 
     def identity(self) -> dict[str, Any]:
         """What decides the answers, as plain values: the pattern, and hashes of all weights and of the vocabulary."""
@@ -153,6 +178,17 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         check_model_folder(folder)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **LOCAL)
     return tokenizer
+
+
+@contextmanager
+def _likeliest(model: Any) -> Iterator[None]:
+    """Greedy generation without what the model's folder adds to it, except for the tokens that end a text."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig(eos_token_id=before.eos_token_id)
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 def _dtype(name: str) -> str | torch.dtype:

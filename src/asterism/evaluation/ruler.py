@@ -20,7 +20,7 @@ from asterism.evaluation.tasks import LONGEST, SHORTEST, RulerTask, tasks_of
 from asterism.randomness import derive
 from asterism.training.run.progress import Display, clock, make_display
 
-VERSION = 1
+VERSION = 2
 """Of the prompts and of what is made of the answers."""
 
 _GUESSES = 100

@@ -61,7 +61,7 @@ def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = Tru
             "layer-types-number",
             f"layer_types of the configuration names {len(types)} layers, but the model has {layers} with attention",
         )
-    parts = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * layers
+    parts = parts_of(config, layers)
     if types is None:
         kinds = [_kind_by_fields(part, windows) for part in parts]
     else:
@@ -69,6 +69,11 @@ def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = Tru
     return [
         None if kind is None else LocalSpan(kind, _size(part, kind)) for kind, part in zip(kinds, parts, strict=True)
     ]
+
+
+def parts_of(config: PreTrainedConfig, layers: int) -> list[Any]:
+    """The configuration of each layer, first to last: one for all, unless it has fields for single layers."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config] * layers
 
 
 def mentions_native(given: object) -> bool:
@@ -107,9 +112,9 @@ def require_local(locals_: Sequence[LocalSpan | None], model: PreTrainedModel) -
         whole = "causal()" if is_causal(model, find_attention(model)) else "dense()"
         raise ConfigurationError(
             "no-native-pattern",
-            f"{type(model).__name__} has no window and no chunks: each token reads {whole}; give it a pattern,"
-            f' use_pattern(model, "window(left=1023)"), or use_pattern(model, "{whole}") for the same attention by'
-            " Asterism's kernels",
+            f"{type(model).__name__} requests no masks of windows or chunks (sliding_window, attention_chunk_size): its"
+            f' own pattern is {whole}; give it a pattern, use_pattern(model, "window(left=1023)"), or'
+            f' use_pattern(model, "{whole}") for the same attention by Asterism\'s kernels',
         )
 
 

@@ -93,8 +93,8 @@ def _hides_future(kind: Any) -> bool:
 
 
 def makes_windows(model: PreTrainedModel) -> bool:
-    """Whether a model, or one inside of it, makes masks of a sliding window."""
-    parts = {type(part) for part in model.modules() if isinstance(part, PreTrainedModel)}
+    """Whether a model, or a part of it, makes masks of a sliding window (in Mimi, its transformer does)."""
+    parts = {type(part) for part in model.modules() if not type(part).__module__.startswith("torch.")}
     return any(
         "sliding_window_causal_mask" in (source := _forward_of(kind)) or "sliding_window_mask" in source
         for kind in parts

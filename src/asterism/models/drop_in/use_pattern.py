@@ -25,6 +25,7 @@ from asterism.models.drop_in.native import (
     check_unchanged,
     mentions_native,
     native_locals,
+    parts_of,
     patterns_of,
     require_local,
     with_native,
@@ -179,8 +180,9 @@ def _write_native(model: PreTrainedModel, modules: list[Any], given: Any, native
 def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     """Raises PatternError for a pattern that the model cannot use, ConfigurationError for what is said of windows."""
     config = model.config
-    for rule in read_patterns(config.asterism_pattern, len(modules)):
-        rule.check_heads(config.num_attention_heads)
+    heads = [part.num_attention_heads for part in parts_of(config, len(modules))]
+    for rule, number in zip(read_patterns(config.asterism_pattern, len(modules)), heads, strict=True):
+        rule.check_heads(number)
         require_self_attention(rule, type(model).__name__)
         hides_future = is_causal(model, modules)
         check_tree_pattern(rule, model, hides_future, read_native_window(config) == "intersect")

@@ -1,5 +1,6 @@
 """Causal models of transformers' own classes, from a folder: whole, without pickle, and by a pattern."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ def load_causal(
             folder, config=config, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
         )
     model: PreTrainedModel = loaded[0]
-    _refuse_incomplete(folder, loaded[1], what)
+    _refuse_incomplete(folder, model, loaded[1], what)
     return model
 
 
@@ -98,7 +99,17 @@ def _make_none(
     return (arguments, named | {"use_cache": False}) if silent else None
 
 
-def _refuse_incomplete(folder: Path, found: Mapping[str, Any], what: str) -> None:
+def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: Mapping[str, Any], what: str) -> None:
+    """Raises CheckpointError for weights that are missing, and for those of layers that the configuration leaves out.
+
+    Other weights that a causal model does not read, such as those of another head, are no fault.
+    """
+    kinds = {_kind(name) for name in model.state_dict()}
+    if left := sorted(name for name in found["unexpected_keys"] if _kind(name) in kinds):
+        raise CheckpointError(
+            "more-weights-than-model",
+            f"{what}{folder} has {len(left)} tensors more than its config.json describes, such as {left[0]}",
+        )
     missing = sorted([*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])])
     if missing:
         raise CheckpointError(
@@ -106,6 +117,14 @@ def _refuse_incomplete(folder: Path, found: Mapping[str, Any], what: str) -> Non
             f"{what}{folder} lacks {len(missing)} tensors of its model, or has them in another shape, such as"
             f" {missing[0]}",
         )
+
+
+def _kind(name: str) -> str:
+    """
+    >>> _kind("model.layers.11.mlp.weight")
+    'model.layers.*.mlp.weight'
+    """
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
 @contextmanager
