@@ -218,7 +218,8 @@ def generate(
 ) -> bytes:
     """Sample `length` bytes that continue `prompt`, from a run or the run in a folder, with an explicit seed.
 
-    Temperature 0 takes the likeliest byte. `top_k` keeps the k likeliest bytes, and `top_p` the fewest whose
+    A run with a tokenizer samples `length` tokens, or fewer if the text ends before, and reads `prompt` as UTF-8.
+    Temperature 0 takes the likeliest byte or token. `top_k` keeps the k likeliest, and `top_p` the fewest whose
     probabilities reach that sum.
 
     With `parallel`, such as "cp=4", the processes that a launcher started divide the tokens of the prompt and read it
@@ -231,9 +232,10 @@ def generate(
     settings = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).arguments(length)
     if not parallel:
         opened = run if isinstance(run, Run) else open_run(run)
+        start = opened.objective.prompt(prompt)
         with isolated(seed):
-            values = opened.objective.continued(opened.model, opened.objective.prompt(prompt), settings)
-        return bytes(values[0].tolist())
+            values = opened.objective.continued(opened.model, start, settings)
+        return opened.objective.written(start, values)
     if any(size > 1 for name, size in mesh_sizes(parallel).items() if name != "cp"):
         raise ConfigurationError(
             "mesh-of-prompt", f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}"
@@ -252,7 +254,8 @@ def _generated_together(run: Run, prompt: bytes, sampling: dict[str, Any], proce
     model: Any = run.model
     own = processes.tokens(model, {"input_ids": start.to(model.device)})
     with processes.sharing(), arithmetic(run.config.dtype, model.device):
-        return bytes(model.generate(**own, **sampling)[0].tolist())
+        values = model.generate(**own, **sampling, **run.objective.ending)
+    return run.objective.written(start, values.cpu())
 
 
 def _name(processes: Processes) -> str | None:

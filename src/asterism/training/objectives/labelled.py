@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -24,6 +25,7 @@ from asterism.training.objectives.footprint import require_memory_to_tune
 from asterism.training.objectives.start import start_of
 from asterism.training.readers.learned import Scorer
 from asterism.training.readers.text import parse_reader
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question
 from asterism.training.run.objective import Objective
@@ -63,7 +65,7 @@ class Labelled(Objective[LabelledCorpus]):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("examples", "examples", "validation_examples", is_count=True),
         Metric("metric", "the score to judge by"),
-        Metric("scores", "scores from 0 to 1, by name", lower_is_better=False),
+        Metric("scores", "scores by name", lower_is_better=False),
         Metric("baselines", "scores of what needs no model, by name", lower_is_better=False),
     )
     unit: ClassVar[str] = "examples"
@@ -83,6 +85,7 @@ class Labelled(Objective[LabelledCorpus]):
         self.units_per_step = config.batch_size
         self.label_smoothing = config.label_smoothing
         self.positive_weight = task.answers.positive_weight
+        self.arguments = task.answers.arguments
 
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
@@ -98,9 +101,12 @@ class Labelled(Objective[LabelledCorpus]):
         length = _row_length(reader.length or config.length, encoder, config.model)
         tokenizer.model_max_length = length
         kind = _kind(config)
+        if own is None:
+            tokenizer = kind.answers.fitted(config, tokenizer)
         choices = kind.choices(config, encoder, tokenizer)
         training, validation = kind.examples.divided(config)
         task = kind.of(training, known=labels_of(encoder), length=length, **choices)
+        task = task.changed(**task.rows.measured(training, tokenizer))
         notes = []
         if task.rows.reading.learns:
             if own is None:
@@ -166,6 +172,7 @@ class Labelled(Objective[LabelledCorpus]):
             model, new = load_model(init_from, shape, self.task.answers)
             model = self._prepared(model)
         refuse_tokens(model, len(self.tokenizer), self.config.model)
+        self.task.answers.prepare(model, self.config)
         return model, [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
 
     def batch(self, corpus: LabelledCorpus, step: int) -> dict[str, torch.Tensor]:
@@ -190,7 +197,7 @@ class Labelled(Objective[LabelledCorpus]):
         answered = list(_watched(predictor.answered(examples, features), predictor, len(examples), evaluator.watch))
         predictions = [prediction for prediction, _ in answered]
         try:
-            scores = self._score(examples, predictions)
+            scores = {**self._score(examples, predictions), **predictor.losses(examples)}
         except NoScoreError:
             if not sample:  # all of them have one, which was seen to before the first step
                 raise
@@ -289,7 +296,7 @@ class Labelled(Objective[LabelledCorpus]):
         figures = {
             "examples": len(examples),
             "metric": self.metric.name,
-            "scores": self._score(examples, predictions),
+            "scores": {**self._score(examples, predictions), **predictor.losses(examples)},
             "reader": predictor.task.rows.reader,
             "length": predictor.task.rows.length,
         }
@@ -300,6 +307,34 @@ class Labelled(Objective[LabelledCorpus]):
             figures=figures,
             text=self.describe(figures, name),
         )
+
+    def prompt(self, text: bytes) -> torch.Tensor:
+        """A prompt as the task asks it: to be completed, or as the message of a user. It is read as UTF-8."""
+        tokens = self.task.rows.typed(text.decode(errors="replace"), self.tokenizer)
+        if tokens is None:
+            raise self._continues_nothing()
+        return torch.from_numpy(tokens.astype(np.int64))[None]
+
+    def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
+        """The tokens of answers, which may end before the length that `sampling` says."""
+        generating: Any = model
+        starts = starts.to(model.device)
+        with arithmetic(self.config.dtype, model.device):
+            found = generating.generate(starts, attention_mask=torch.ones_like(starts), **self.ending, **sampling)
+        values: torch.Tensor = found[:, starts.shape[1] :].cpu()
+        return values
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Those of the task's own search, without beams."""
+        answers = self.task.answers
+        return dict(answers.sampled(self.tokenizer)) if isinstance(answers, WrittenAnswers) else {}
+
+    def written(self, start: torch.Tensor, values: torch.Tensor) -> bytes:
+        """The text of an answer; that of a conversation begins on a line of its own."""
+        answers = self.task.answers
+        assert isinstance(answers, WrittenAnswers)
+        return answers.following(values[0].tolist(), self.tokenizer).encode(errors="replace")
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Predictor:
         """The predictor of the model; by default with the batch size and the reader of training."""

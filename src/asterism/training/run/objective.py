@@ -36,6 +36,7 @@ class Objective(ABC, Generic[Data]):
     units_per_step   how many of them one step of the optimiser reads
     label_smoothing  the share of the wanted probability that the loss spreads over all tokens
     positive_weight  how many times as much as a 0 a 1 counts in the loss, where labels are columns of 0 and 1
+    arguments        of the model in each training step, besides the batch
     tokenizer        that of the model; None where it reads bytes
     notes            what a user should know about the data, one line each
     """
@@ -47,6 +48,7 @@ class Objective(ABC, Generic[Data]):
     units_per_step: int
     label_smoothing: float = 0.0
     positive_weight: float = 1.0
+    arguments: Mapping[str, Any] = {}
     tokenizer: PreTrainedTokenizerBase | None = None
     notes: Sequence[str] = ()
 
@@ -153,6 +155,15 @@ class Objective(ABC, Generic[Data]):
         """What follows the tokens `starts`, int64 [B, N]: values, int64 [B, length]; `sampling` are arguments of the
         model's `generate`. Raises ConfigurationError if the model continues nothing."""
         raise self._continues_nothing()
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Arguments of the model's `generate` that say where a text ends; empty if it ends nowhere."""
+        return {}
+
+    def written(self, start: torch.Tensor, values: torch.Tensor) -> bytes:
+        """The bytes that `values`, int64 [1, length], add to the tokens `start`, int64 [1, N]."""
+        return bytes(values[0].tolist())
 
     def _continues_nothing(self) -> ConfigurationError:
         return ConfigurationError(

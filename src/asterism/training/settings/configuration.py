@@ -26,6 +26,7 @@ from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
 Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
 Schedule = Literal["cosine", "linear", "inverse_sqrt"]
+NativeWindow = Literal["replace", "intersect"]
 
 _TYPES: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 """What messages call the types of settings; a Literal's values are compared one by one."""
@@ -286,7 +287,8 @@ class FineTuneConfig(TrainingConfig):
     task: str = _setting(
         """"classify" documents; "tag" tokens; "qa" finds the span that answers a question; "multilabel" labels
         sequences with columns of 0 and 1; "promoter" labels DNA with yes or no; "chromatin" has the 919 columns of
-        DeepSEA. For encoder-decoders: "summarize", "translate", or "generate" (any text from another)""",
+        DeepSEA. For encoder-decoders: "summarize", "translate", or "generate" (any text from another). For causal
+        models: "complete" prompts, or "instruct" (answer in conversations)""",
     )
     model: str = _setting(
         "folder of a model with its tokenizer, or of a run; with from_scratch also a recipe of `asterism train`"
@@ -335,9 +337,27 @@ class FineTuneConfig(TrainingConfig):
     augment_strands: bool = _setting("train on either strand of each sequence of bases, at random", False)
     average_strands: bool = _setting("average the probabilities of both strands in each answer", False)
     max_answer_length: int = _setting('most tokens of an answer of "qa"', 30)
+    pattern: str | None = _setting(
+        """pattern or schedule for a causal model of transformers, such as "window(left=1023) | sinks()" or "native"
+        (default: the one saved with the model, if any)""",
+        None,
+    )
+    native_window: NativeWindow | None = _setting(
+        """with `pattern`, for a model with windows of its own: "intersect" reads where both allow, "replace" follows
+        the pattern alone""",
+        None,
+    )
+    packing: bool = _setting(
+        "put several examples into each training row of `length` tokens; they do not read each other", False
+    )
+    chat_template: str | None = _setting(
+        """"chatml", "plain" or a file in Jinja: how "instruct" renders conversations (default: the template of the
+        tokenizer)""",
+        None,
+    )
     target_length: int | None = _setting(
         """most tokens of a generated text; longer training targets are cut (default: the most that the decoder writes,
-        and no cut)""",
+        or of a causal model the longest training answer, and no cut)""",
         None,
     )
     num_beams: int = _setting("beams of beam search; 1 takes the most probable token each time", 1)
@@ -387,6 +407,9 @@ class FineTuneConfig(TrainingConfig):
         self._require("positive_weight", weighs, "must be positive, or None for the task's")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)
+        if self.native_window is not None:
+            self._require_one_of("native_window", NativeWindow)
+            self._require("native_window", self.pattern is not None, "needs a pattern")
         self._require("epochs", self.epochs > 0, "must be positive")
         self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
 
