@@ -25,14 +25,17 @@ from asterism.training.objectives.footprint import require_memory_to_tune
 from asterism.training.objectives.start import start_of
 from asterism.training.readers.learned import Scorer
 from asterism.training.readers.text import parse_reader
+from asterism.training.run.adapters import add_adapter, require_peft
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.evaluator import Evaluator
+from asterism.training.run.folder import model_folder
 from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question
 from asterism.training.run.objective import Objective
 from asterism.training.run.progress import Watch
 from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
 from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.settings.lora import parse_lora
 from asterism.training.settings.registry import FILE_TASKS, TASKS
 from asterism.training.tasks.answers import NoScoreError, WrittenAnswers
 from asterism.training.tasks.corpus import AskedFeatures, LabelledCorpus, identity
@@ -95,6 +98,8 @@ class Labelled(Objective[LabelledCorpus]):
 
     @classmethod
     def _resolved(cls, config: FineTuneConfig, own: Path | None, source: Path) -> Setup:
+        if config.lora is not None:
+            require_peft()
         require_memory_to_tune(config, source)
         tokenizer, encoder = load_tokenizer(source) if config.modality is None else load_values(source)
         reader = parse_reader(config.reader)
@@ -155,7 +160,13 @@ class Labelled(Objective[LabelledCorpus]):
         return self.task.rows.longest
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
-        return self._prepared(new_model(shape, self.task.answers))
+        """If the run trains an adapter, the model is its base, with a new adapter."""
+        if self.config.lora is None:
+            return self._prepared(new_model(shape, self.task.answers))
+        base = model_folder(self.config.model, "model")
+        model = self._prepared(load_model(base, shape, self.task.answers)[0])
+        add_adapter(model, parse_lora(self.config.lora), base)
+        return model
 
     def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model, whose own `generate` answers as it does here, if it writes."""
@@ -173,7 +184,13 @@ class Labelled(Objective[LabelledCorpus]):
             model = self._prepared(model)
         refuse_tokens(model, len(self.tokenizer), self.config.model)
         self.task.answers.prepare(model, self.config)
-        return model, [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
+        notes = [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
+        if self.config.lora is not None:
+            if init_from is not None:
+                add_adapter(model, parse_lora(self.config.lora), init_from)
+            trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+            notes.append(f"lora: {trained:,} of {model.num_parameters():,} parameters are trained")
+        return model, notes
 
     def batch(self, corpus: LabelledCorpus, step: int) -> dict[str, torch.Tensor]:
         """The model's inputs, int64 [batch_size, longest row], and the task's targets."""

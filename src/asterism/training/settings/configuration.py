@@ -19,6 +19,8 @@ from asterism.training.data.corpora.modality import MEANING as MODALITIES
 from asterism.training.data.corpora.modality import Modality, parse_modality
 from asterism.training.readers.text import MEANING, parse_reader
 from asterism.training.settings.budget import Budget
+from asterism.training.settings.lora import MEANING as LORA
+from asterism.training.settings.lora import parse_lora
 from asterism.training.settings.parallel import MEANING as MESH
 from asterism.training.settings.parallel import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
@@ -347,6 +349,7 @@ class FineTuneConfig(TrainingConfig):
         the pattern alone""",
         None,
     )
+    lora: str | None = _setting(LORA, None)
     packing: bool = _setting(
         "put several examples into each training row of `length` tokens; they do not read each other", False
     )
@@ -410,6 +413,9 @@ class FineTuneConfig(TrainingConfig):
         if self.native_window is not None:
             self._require_one_of("native_window", NativeWindow)
             self._require("native_window", self.pattern is not None, "needs a pattern")
+        if self.lora is not None:
+            parse_lora(self.lora)
+            self._require("lora", not self.from_scratch, "needs trained weights: leave from_scratch out")
         self._require("epochs", self.epochs > 0, "must be positive")
         self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
 

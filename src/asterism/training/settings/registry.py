@@ -94,6 +94,7 @@ _CONTINUING = (
     "pattern",
     "native_window",
     "packing",
+    "lora",
 )
 _SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight", "genome", "window")
 
