@@ -30,6 +30,7 @@ NEED_MODELS = (
 SLOW = (
     "howto/evaluation.md",
     "howto/export.md",
+    "howto/instruct.md",
     "howto/long-documents.md",
     "howto/predict.md",
     "howto/runs.md",

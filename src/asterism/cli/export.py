@@ -4,6 +4,8 @@ MODEL is the folder of a run, of a model with a saved pattern, or of a dense che
 windows become fields of the configuration of Mistral, Ministral, Qwen, Gemma 3, ModernBERT and others, and the weights
 stay. With --onnx or --torch, the model becomes a graph for one length, with patterns as masks. What is written gets its
 name only after it has computed the logits of the model in a process without Asterism.
+
+With --merge, the adapter of a run is added to the weights of its base, and the model keeps its pattern.
 """
 
 from argparse import Namespace
@@ -17,7 +19,7 @@ from asterism.cli.errors import UsageError
 from asterism.cli.output import output_file
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.cli.waiting import waiting
-from asterism.presence import require_model
+from asterism.presence import require_model, require_run
 
 if TYPE_CHECKING:
     from asterism.models import Exported, ExportedGraph
@@ -27,6 +29,9 @@ def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     graph = _check(arguments)
     require_model(Path(arguments.model), "MODEL")
+    if arguments.merge:
+        _merge(arguments)
+        return
     with waiting("loading PyTorch and transformers"):
         from asterism.models import export_graph, export_native
         from asterism.quiet import quiet_transformers
@@ -44,20 +49,35 @@ def run(argv: Sequence[str]) -> None:
         print(_describe(exported) if graph is None else _describe_graph(exported))
 
 
+def _merge(arguments: Namespace) -> None:
+    require_run(Path(arguments.model))
+    with waiting("loading PyTorch and transformers"):
+        from asterism.training.ask.merging import merge
+    with waiting("merging"):
+        merged = merge(arguments.model, arguments.output)
+    if arguments.json:
+        print_json(asdict(merged))
+    else:
+        print(merged)
+
+
 def _check(arguments: Namespace) -> Path | None:
     """The file of the graph to write, None for a stock model. Raises UsageError for flags that do not fit."""
-    forms = {name: getattr(arguments, name) for name in ("native", "onnx", "torch")}
+    forms = {name: getattr(arguments, name) for name in ("native", "onnx", "torch", "merge")}
     given = [name for name, value in forms.items() if value]
     if len(given) != 1:
-        raise UsageError("export-needs-form", "export needs one of --native, --onnx FILE and --torch FILE")
+        raise UsageError("export-needs-form", "export needs one of --native, --onnx FILE, --torch FILE and --merge")
     form = given[0]
-    needed, others = ("output", ("length",)) if form == "native" else ("length", ("output", "to"))
+    needed, others = {
+        "native": ("output", ("length",)),
+        "merge": ("output", ("length", "pattern", "to")),
+    }.get(form, ("length", ("output", "to")))
     if getattr(arguments, needed) is None:
         raise UsageError("export-flag-missing", f"--{form} needs --{needed}")
     for name in others:
         if getattr(arguments, name) is not None:
             raise UsageError("export-flag-unused", f"--{name} has no meaning with --{form}; leave it out")
-    return None if form == "native" else forms[form]
+    return None if form in ("native", "merge") else forms[form]
 
 
 def _describe_graph(exported: "ExportedGraph") -> str:
@@ -114,7 +134,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--native", action="store_true", help="write windows as fields of a stock configuration of transformers"
     )
-    parser.add_argument("--output", metavar="FOLDER", help="with --native: new folder for the model")
+    parser.add_argument(
+        "--merge", action="store_true", help="add the adapter of a run (finetune --lora) to the weights of its base"
+    )
+    parser.add_argument("--output", metavar="FOLDER", help="with --native or --merge: new folder for the model")
     parser.add_argument(
         "--onnx",
         metavar="FILE",

@@ -7,6 +7,9 @@ DNA: promoter, multilabel and chromatin (FASTA, JSONL, CSV, or intervals of a --
 Tasks of encoder-decoders, which write texts: summarize (JSONL or CSV: document, summary), translate (source, target),
 generate (input, output). All three also read two files of lines that belong together: --data SOURCES,TARGETS.
 
+Tasks of causal models, which continue texts: complete (JSONL or CSV: prompt, completion), instruct (JSONL: messages, a
+list of role and content). The loss is that of completions, or of the assistant's answers.
+
 The folder of the run gets the model with its tokenizer, the predictions for the validation examples and the curve of
 the loss.
 """
@@ -61,6 +64,10 @@ GROUPS = (
             "label_smoothing",
             "source_prefix",
         ),
+    ),
+    Group(
+        "tasks of causal models",
+        more=("pattern", "native_window", "lora", "packing", "chat_template"),
     ),
     Group(
         "tasks on DNA",

@@ -33,7 +33,7 @@ VERBS = {
     "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "recipes": "list the recipes of train: name, size, description, paper",
     "train": "train a model from a recipe, and save it",
-    "finetune": "teach a pretrained model to label, tag, answer questions, summarize, or translate",
+    "finetune": "teach a pretrained model to label, tag, answer questions, write, or answer in conversations",
     "evaluate": "score a trained model on data that it has not seen",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt, or draw pictures, sounds and sequences, with a trained model",

@@ -2,8 +2,8 @@
 
 The input depends on the task of the run: documents (JSONL or CSV: text); sequences (FASTA; JSONL or CSV: sequence;
 intervals); files (a folder; JSONL or CSV: file); words to tag (JSONL: tokens; or CoNLL); questions (JSONL: context,
-question; or SQuAD's JSON); source texts (JSONL or CSV: document, source or input; or lines of text). Labels may be
-there.
+question; or SQuAD's JSON); source texts (JSONL or CSV: document, source, input or prompt; or lines of text);
+conversations (JSONL: messages). Labels may be there.
 
 The output has the lines of the input in their order. JSONL and CSV get fields or columns whose names begin with
 "predicted_"; CoNLL and lines of text get the answer as the last column; SQuAD's JSON, FASTA, intervals and folders

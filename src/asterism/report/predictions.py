@@ -42,8 +42,10 @@ TASKS = {
     "summarize": Fields(_PAIRS, "document", "question", ("summary",), ("summary",)),
     "translate": Fields(_PAIRS, "source", None, ("target",), ("target",)),
     "generate": Fields(_PAIRS, "input", "question", ("output",), ("output",)),
+    "complete": Fields(_PAIRS, "prompt", None, ("completion",), ("completion",)),
+    "instruct": Fields(("jsonl",), "messages", None, ("answer",), ("answer",)),
 }
-WRITTEN = ("summarize", "translate", "generate")
+WRITTEN = ("summarize", "translate", "generate", "complete", "instruct")
 """Tasks whose answers are texts: of these none is simply right or wrong."""
 
 
@@ -196,7 +198,7 @@ def _shown(task: str, line: Mapping[str, Any], record: Mapping[str, Any], right:
         "figures": _figures(line),
     }
     if names is not None and names.text in record:
-        document = record[names.text]
+        document = _conversation(record) if task == "instruct" else record[names.text]
         if task == "tag" and isinstance(document, list):
             shown["text"] = _tagged(document, said, there)
         elif isinstance(document, str):
@@ -205,6 +207,15 @@ def _shown(task: str, line: Mapping[str, Any], record: Mapping[str, Any], right:
             shown["read"] = None if read is None else sum(end - begin for begin, end in read)
             shown["characters"] = len(document)
     return shown
+
+
+def _conversation(record: Mapping[str, Any]) -> str:
+    """The messages of a record before its last answer, as people read them."""
+    given = record["messages"]
+    messages = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    if messages and messages[-1].get("role") == "assistant":
+        del messages[-1]
+    return "\n".join(f"{one.get('role')}: {one.get('content')}" for one in messages)
 
 
 def _place(record: Any) -> str:

@@ -16,6 +16,7 @@ from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
 if TYPE_CHECKING:
     from asterism.training.ask.generation import generate_file
+    from asterism.training.ask.merging import merge
     from asterism.training.ask.prediction import predict, predict_file
     from asterism.training.data.corpora.bytes import load_corpus
     from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
@@ -30,6 +31,7 @@ __all__ = [
     "generate",
     "generate_file",
     "load_corpus",
+    "merge",
     "open_run",
     "predict",
     "predict_file",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {name: "pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
-_HOMES |= {"predict": "ask.prediction", "predict_file": "ask.prediction"}
+_HOMES |= {"merge": "ask.merging", "predict": "ask.prediction", "predict_file": "ask.prediction"}
 _HOMES |= {"generate_file": "ask.generation", "load_corpus": "data.corpora.bytes"}
 
 __getattr__, __dir__ = lazily(__name__, _HOMES, ("FineTuneConfig", "ModelConfig", "RECIPES", "RunConfig", "recipe"))

@@ -22,6 +22,10 @@ WRITING = {
     **{"length": 12, "reader": "cut()", "target_length": 8, "cuts_targets": True, "num_beams": 3, "asks": True},
     **{"length_penalty": 1.0, "no_repeat_ngram_size": 0, "source_prefix": "short : ", "start": 2},
 }
+CONTINUING = {
+    **{"length": 12, "reader": "whole()", "target_length": 8, "cuts_targets": True, "num_beams": 3, "asks": False},
+    **{"length_penalty": 1.0, "no_repeat_ngram_size": 0, "packing": True, "end": 5, "stops": [5, 2]},
+}
 LABELS = {"length": 8, "reader": "windows(stride=2, pool=max)", "labels": ["a", "b"], "several": True, "pooling": "cls"}
 RECORDS = {
     "classify": LABELS,
@@ -33,6 +37,8 @@ RECORDS = {
     "summarize": {**WRITING, "reader": "iterated(stride=1)"},
     "translate": {**WRITING, "asks": False},
     "generate": {**WRITING, "reader": "selected(k=2)"},
+    "complete": CONTINUING,
+    "instruct": {**CONTINUING, "lead": ">>"},
     "files": {**LABELS, "reader": "cut()", "modality": "bytes()"},
 }
 """As they stand in run.json."""

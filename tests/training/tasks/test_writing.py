@@ -346,7 +346,7 @@ def test_a_scorer_that_is_not_installed(settings, finished, task, package, tmp_p
             {"pooling": "mean"},
             "pooling='mean' is for task 'classify' or 'multilabel' or 'promoter' or 'chromatin', not",
         ),
-        ({"task": "tag", "num_beams": 2}, "num_beams=2 is for task 'summarize' or 'translate' or 'generate', not"),
+        ({"task": "tag", "num_beams": 2}, "num_beams=2 is for task 'summarize' or .* or 'instruct', not 'tag'"),
     ],
 )
 def test_settings_that_cannot_work(settings, changes, message):

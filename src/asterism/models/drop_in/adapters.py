@@ -19,6 +19,9 @@ from asterism.models.drop_in.use_pattern import use_pattern
 from asterism.patterns import in_full
 
 _FIELDS = (PatternField.name, WINDOW_FIELD)
+BASE_FIELD = "asterism_base"
+"""The SHA-256 of the weights that an adapter of a run was trained on."""
+_KEPT = (*_FIELDS, BASE_FIELD)
 
 _TASK_FIELD = "asterism_task_type"
 _REFUSED_TASK = "none without asterism: the adapter follows a pattern, so import asterism.models before you load it"
@@ -44,7 +47,7 @@ def _keep_in_configurations(kind: Any) -> None:
 
     @wraps(write)
     def to_dict(self: Any) -> dict[str, Any]:
-        own = {name: vars(self)[name] for name in _FIELDS if vars(self).get(name) is not None}
+        own = {name: vars(self)[name] for name in _KEPT if vars(self).get(name) is not None}
         written: dict[str, Any] = write(self)
         if PatternField.name in own:
             own[PatternField.name] = in_full(own[PatternField.name])
@@ -52,7 +55,7 @@ def _keep_in_configurations(kind: Any) -> None:
         return written | own
 
     def from_peft_type(cls: Any, /, **fields: Any) -> Any:
-        own = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        own = {name: fields.pop(name) for name in _KEPT if name in fields}
         if _TASK_FIELD in fields:  # adapters of before kept the task where PEFT looks for it
             fields["task_type"] = fields.pop(_TASK_FIELD)
         config = read.__func__(cls, **fields)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -23,13 +24,17 @@ from asterism.training.objectives.footprint import require_memory_to_tune
 from asterism.training.objectives.start import start_of
 from asterism.training.readers.learned import Scorer
 from asterism.training.readers.text import parse_reader
+from asterism.training.run.adapters import add_adapter, require_peft
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.evaluator import Evaluator
+from asterism.training.run.folder import model_folder
 from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question
 from asterism.training.run.objective import Objective
 from asterism.training.run.progress import Watch
 from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
 from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.settings.lora import parse_lora
 from asterism.training.settings.registry import FILE_TASKS, TASKS
 from asterism.training.tasks.answers import NoScoreError, WrittenAnswers
 from asterism.training.tasks.comparison import baselines_of, notes_on_sameness, score_lines
@@ -63,7 +68,7 @@ class Labelled(Objective[LabelledCorpus]):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("examples", "examples", "validation_examples", is_count=True),
         Metric("metric", "the score to judge by"),
-        Metric("scores", "scores from 0 to 1, by name", lower_is_better=False),
+        Metric("scores", "scores by name", lower_is_better=False),
         Metric("baselines", "scores of what needs no model, by name", lower_is_better=False),
     )
     unit: str = "examples"
@@ -83,6 +88,7 @@ class Labelled(Objective[LabelledCorpus]):
         self.units_per_step = config.batch_size
         self.label_smoothing = config.label_smoothing
         self.positive_weight = task.answers.positive_weight
+        self.arguments = task.answers.arguments
 
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
@@ -92,15 +98,20 @@ class Labelled(Objective[LabelledCorpus]):
 
     @classmethod
     def _resolved(cls, config: FineTuneConfig, own: Path | None, source: Path) -> Setup:
+        if config.lora is not None:
+            require_peft()
         require_memory_to_tune(config, source)
         tokenizer, encoder = load_tokenizer(source) if config.modality is None else load_values(source)
         reader = parse_reader(config.reader)
         length = _row_length(reader.length or config.length, encoder, config.model)
         tokenizer.model_max_length = length
         kind = _kind(config)
+        if own is None:
+            tokenizer = kind.answers.fitted(config, tokenizer)
         choices = kind.choices(config, encoder, tokenizer)
         training, validation = kind.examples.divided(config)
         task = kind.of(training, known=labels_of(encoder), length=length, **choices)
+        task = task.changed(**task.rows.measured(training, tokenizer))
         notes = []
         if task.rows.reading.learns:
             if own is None:
@@ -149,7 +160,13 @@ class Labelled(Objective[LabelledCorpus]):
         return self.task.rows.longest
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
-        return self._prepared(new_model(shape, self.task.answers))
+        """If the run trains an adapter, the model is its base, with a new adapter."""
+        if self.config.lora is None:
+            return self._prepared(new_model(shape, self.task.answers))
+        base = model_folder(self.config.model, "model")
+        model = self._prepared(load_model(base, shape, self.task.answers)[0])
+        add_adapter(model, parse_lora(self.config.lora), base)
+        return model
 
     def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model, whose own `generate` answers as it does here, if it writes."""
@@ -166,7 +183,14 @@ class Labelled(Objective[LabelledCorpus]):
             model, new = load_model(init_from, shape, self.task.answers)
             model = self._prepared(model)
         refuse_tokens(model, len(self.tokenizer), self.config.model)
-        return model, [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
+        self.task.answers.prepare(model, self.config)
+        notes = [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
+        if self.config.lora is not None:
+            if init_from is not None:
+                add_adapter(model, parse_lora(self.config.lora), init_from)
+            trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+            notes.append(f"lora: {trained:,} of {model.num_parameters():,} parameters are trained")
+        return model, notes
 
     def batch(self, corpus: LabelledCorpus, step: int) -> dict[str, torch.Tensor]:
         """The model's inputs, int64 [batch_size, longest row], and the task's targets."""
@@ -190,7 +214,7 @@ class Labelled(Objective[LabelledCorpus]):
         answered = list(_watched(predictor.answered(examples, features), predictor, len(examples), evaluator.watch))
         predictions = [prediction for prediction, _ in answered]
         try:
-            scores = self._score(examples, predictions)
+            scores = {**self._score(examples, predictions), **predictor.losses(examples)}
         except NoScoreError:
             if not sample:  # all of them have one, which was seen to before the first step
                 raise
@@ -274,7 +298,8 @@ class Labelled(Objective[LabelledCorpus]):
         predictor = self.predictor(model, reader=question.reader)
         asked = predictor.predict(examples, AskedFeatures(predictor.task.rows, examples, self.tokenizer))
         predictions = list(_watched(asked, predictor, len(examples), evaluator.watch))
-        scores, there = self._score(examples, predictions), self._gold(examples)
+        scores = {**self._score(examples, predictions), **predictor.losses(examples)}
+        there = self._gold(examples)
         baselines, notes = baselines_of(self.task, self.config, trained_on, examples, there)
         figures = {
             "examples": len(examples),
@@ -292,6 +317,34 @@ class Labelled(Objective[LabelledCorpus]):
             figures=figures,
             text=self.describe(figures, name),
         )
+
+    def prompt(self, text: bytes) -> torch.Tensor:
+        """A prompt as the task asks it: to be completed, or as the message of a user. It is read as UTF-8."""
+        tokens = self.task.rows.typed(text.decode(errors="replace"), self.tokenizer)
+        if tokens is None:
+            raise self._continues_nothing()
+        return torch.from_numpy(tokens.astype(np.int64))[None]
+
+    def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
+        """The tokens of answers, which may end before the length that `sampling` says."""
+        generating: Any = model
+        starts = starts.to(model.device)
+        with arithmetic(self.config.dtype, model.device):
+            found = generating.generate(starts, attention_mask=torch.ones_like(starts), **self.ending, **sampling)
+        values: torch.Tensor = found[:, starts.shape[1] :].cpu()
+        return values
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Those of the task's own search, without beams."""
+        answers = self.task.answers
+        return dict(answers.sampled(self.tokenizer)) if isinstance(answers, WrittenAnswers) else {}
+
+    def written(self, start: torch.Tensor, values: torch.Tensor) -> bytes:
+        """The text of an answer; that of a conversation begins on a line of its own."""
+        answers = self.task.answers
+        assert isinstance(answers, WrittenAnswers)
+        return answers.following(values[0].tolist(), self.tokenizer).encode(errors="replace")
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Predictor:
         """The predictor of the model; by default with the batch size and the reader of training."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -94,6 +94,7 @@ def loss_of(
     label_smoothing: float = 0.0,
     positive_weight: float = 1.0,
     weights: tuple[float, float] = (1.0, 1.0),
+    arguments: Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
     """The mean loss of a batch or slice, in nats, as the model computes it: a differentiable scalar in the dtype of the
     weights.
@@ -102,12 +103,13 @@ def loss_of(
     models, and is None for others. With `label_smoothing` (Szegedy 2016, section 7), that share of the target
     probability is spread over all tokens. If labels are float [B, columns] of 0 and 1, a 1 counts `positive_weight`
     times as much as a 0 (Zaheer 2020, appendix F). `weights` are those of this slice in its step: one for means over
-    labels, and one for means over rows (the next sentence). No loss is computed anywhere else.
+    labels, and one for means over rows (the next sentence). `arguments` are for the model, besides the batch. No loss
+    is computed anywhere else.
 
     Within `sequence_parallel`, the value is that of all tokens, and the gradient is this process's part.
     """
     with arithmetic(dtype, batch["input_ids"].device):
-        found = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48}))
+        found = model(**batch, **(arguments or {}), **({} if seed is None else {"dropout_seed": seed % 2**48}))
     loss: torch.Tensor = found.loss.to(weights_dtype(dtype))
     if positive_weight != 1:
         # The model's mean counts each 1 once; the rest of its weight is added.

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 from asterism.errors import CheckpointError, NonFiniteLossError
 from asterism.files import read_tensors, replacing
+from asterism.training.run import adapters
+from asterism.training.run.adapters import has_adapter, refuse_other_base, save_beside_adapter
 from asterism.training.run.folder import STATE
 from asterism.training.run.integrity import SEAL, read_sealed, seal, sums_of
 from asterism.training.run.optimizer import MOMENTS, moment_shape
@@ -113,11 +115,18 @@ def save_checkpoint(
                 " kept. Use a lower learning rate or a longer warm-up",
             )
     with replacing(folder) as temporary:
-        model.save_pretrained(temporary, state_dict=tensors.weights)
+        save_model(temporary, model, tensors.weights)
         save_files(temporary)
         save_file(tensors.moments, temporary / OPTIMIZER)
         record = state.recorded() | {"files": sums_of(temporary)}
         (temporary / STATE).write_text(json.dumps(seal(record)))
+
+
+def save_model(folder: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
+    """Write a model with these weights as transformers does; of a model with an adapter, the adapter alone."""
+    model.save_pretrained(folder, state_dict=weights)
+    if has_adapter(model):
+        save_beside_adapter(folder, model)
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
@@ -148,6 +157,9 @@ def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] =
 
     Tensors that the model does not have are allowed if their names begin with one of `unused`.
     """
+    if has_adapter(model):
+        _load_adapter(folder, model)
+        return
     tensors, state = read_tensors(folder / WEIGHTS), model.state_dict(keep_vars=True)
     tensors = {name: tensor for name, tensor in tensors.items() if name in state or not name.startswith(unused)}
     written = {id(state[name]): name for name in tensors.keys() & state.keys()}
@@ -156,6 +168,15 @@ def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] =
             tensors[name] = tensors[twin]
     _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
     model.load_state_dict({name: like(state[name], tensor) for name, tensor in tensors.items()})
+
+
+def _load_adapter(folder: Path, model: PreTrainedModel) -> None:
+    refuse_other_base(folder, model)
+    path, own = folder / adapters.WEIGHTS, adapters.adapter_parameters(model)
+    tensors = read_tensors(path)
+    _compare(path, tensors, {name: list(value.shape) for name, value in own.items()})
+    values = {adapters.name_in_model(name): like(own[name], tensor) for name, tensor in tensors.items()}
+    model.load_state_dict(values, strict=False)
 
 
 def read_state(folder: Path) -> TrainingState:

@@ -43,6 +43,10 @@ def refuse_undivided(setup: Setup, processes: Processes) -> None:
             f" sequences: batch_size = {config.batch_size} / gradient_accumulation_steps ="
             f" {config.gradient_accumulation_steps}; give each part at least one, or give processes to cp",
         )
+    if processes.shape.fsdp > 1 and getattr(config, "lora", None) is not None:
+        raise ConfigurationError(
+            "mesh-of-adapter", "parallel: the weights below an adapter (lora) cannot be shared out by fsdp: use dp"
+        )
     if processes.shape.cp > 1 and not isinstance(setup.shape, AsterismConfig):
         _refuse_whole_rows(setup)
     refuse_dropout(setup.shape, processes)

@@ -26,7 +26,13 @@ from asterism.randomness import derive, isolated
 from asterism.training.data.records.formats import json_line
 from asterism.training.run.allocator import kept_memory
 from asterism.training.run.arithmetic import notes_on_dtype, undisturbed
-from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
+from asterism.training.run.checkpoint import (
+    TrainingState,
+    first_not_finite,
+    gathered_weights,
+    load_checkpoint,
+    save_model,
+)
 from asterism.training.run.device import device_of_runs
 from asterism.training.run.division import refuse_undivided, weighed
 from asterism.training.run.evaluator import Evaluator
@@ -84,7 +90,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
             closing(Session(setup, run, model, optimizer, state, display, interrupts, processes)) as session,
         ):
             if setup.init_from is not None:
-                session.save()  # from here on the run no longer needs the model it began with
+                session.save()  # from here on the run no longer needs the model it began with, but for an adapter
             if device.type == "cpu" and not session.is_over():
                 display.doing("making the CPU kernel ready")
                 cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
@@ -154,7 +160,8 @@ def _prices(setup: Setup, device: torch.device) -> Mapping[str, Any]:
 
 def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of run.json for a run that begins."""
-    packages = ("torch", "transformers", "numpy", "safetensors")
+    packages = ["torch", "transformers", "numpy", "safetensors"]
+    packages += ["peft"] if getattr(setup.config, "lora", None) is not None else []
     return {
         "kind": setup.asked.kind,
         "config": config_to_dict(setup.asked),
@@ -189,7 +196,7 @@ def _finish(
     with processes.agreed():
         if processes.leads:
             with replacing(run.model) as folder:
-                model.save_pretrained(folder, state_dict=weights)
+                save_model(folder, model, weights)
                 setup.objective.save_files(folder)
     with in_parts(model):
         evaluator = Evaluator(setup.config.at_the_end, processes, watching(display))

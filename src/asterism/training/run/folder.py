@@ -303,10 +303,23 @@ def model_folder(path: str | Path, setting: str) -> Path:
     """
     folder = Path(path)
     if (folder / "run.json").exists():
-        return RunFolder(folder).weights()
+        weights = RunFolder(folder).weights()
+        if (weights / "adapter_config.json").exists():
+            raise _is_adapter(folder, setting)
+        return weights
+    if (folder / "adapter_config.json").exists():
+        raise _is_adapter(folder, setting)
     require_model(folder, setting)
     try:
         check_model_folder(folder)
     except CheckpointError as error:
         raise CheckpointError("bad-setting", f"{setting}: {error}") from error
     return folder
+
+
+def _is_adapter(folder: Path, setting: str) -> CheckpointError:
+    return CheckpointError(
+        "adapter-without-base",
+        f"{setting}: {folder} holds an adapter without its base model; merge both with `asterism export RUN --merge"
+        " --output FOLDER`, and give that folder",
+    )

@@ -76,6 +76,7 @@ def _backward(
             label_smoothing=session.objective.label_smoothing,
             positive_weight=session.objective.positive_weight,
             weights=weights,
+            arguments=session.objective.arguments,
         )
         loss = loss / config.gradient_accumulation_steps
         loss.backward()

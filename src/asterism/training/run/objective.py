@@ -36,6 +36,7 @@ class Objective(ABC, Generic[Data]):
     units_per_step   how many of them one step of the optimiser reads
     label_smoothing  the share of the wanted probability that the loss spreads over all tokens
     positive_weight  how many times as much as a 0 a 1 counts in the loss, where labels are columns of 0 and 1
+    arguments        of the model in each training step, besides the batch
     tokenizer        that of the model; None where it reads bytes
     notes            what a user should know about the data, one line each
     """
@@ -47,6 +48,7 @@ class Objective(ABC, Generic[Data]):
     units_per_step: int
     label_smoothing: float = 0.0
     positive_weight: float = 1.0
+    arguments: Mapping[str, Any] = {}
     tokenizer: PreTrainedTokenizerBase | None = None
     notes: Sequence[str] = ()
 

@@ -78,10 +78,10 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opti
 
 
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
-    """Divide the parameters among optimisers. The blocks of the model are those in `model.model.layers`, or in the
-    layers of its encoder and decoder.
+    """Divide the parameters that learn among optimisers. The blocks of the model are those in `model.model.layers`, or
+    in the layers of its encoder and decoder.
     """
-    named = list(model.named_parameters())
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     matrices = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
     vectors = [parameter for _, parameter in named if parameter.ndim < 2]
     if config.optimizer == "adafactor":

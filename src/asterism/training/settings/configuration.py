@@ -19,6 +19,8 @@ from asterism.training.data.corpora.modality import MEANING as MODALITIES
 from asterism.training.data.corpora.modality import Modality, parse_modality
 from asterism.training.readers.text import MEANING, parse_reader
 from asterism.training.settings.budget import Budget
+from asterism.training.settings.lora import MEANING as LORA
+from asterism.training.settings.lora import parse_lora
 from asterism.training.settings.parallel import MEANING as MESH
 from asterism.training.settings.parallel import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
@@ -26,6 +28,7 @@ from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
 Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
 Schedule = Literal["cosine", "linear", "inverse_sqrt"]
+NativeWindow = Literal["replace", "intersect"]
 
 _TYPES: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 """What messages call the types of settings; a Literal's values are compared one by one."""
@@ -304,7 +307,8 @@ class FineTuneConfig(TrainingConfig):
     task: str = _setting(
         """"classify" documents; "tag" tokens; "qa" finds the span that answers a question; "multilabel" labels
         sequences with columns of 0 and 1; "promoter" labels DNA with yes or no; "chromatin" has the 919 columns of
-        DeepSEA. For encoder-decoders: "summarize", "translate", or "generate" (any text from another)""",
+        DeepSEA. For encoder-decoders: "summarize", "translate", or "generate" (any text from another). For causal
+        models: "complete" prompts, or "instruct" (answer in conversations)""",
     )
     model: str = _setting(
         "folder of a model with its tokenizer, or of a run; with from_scratch also a recipe of `asterism train`"
@@ -353,9 +357,28 @@ class FineTuneConfig(TrainingConfig):
     augment_strands: bool = _setting("train on either strand of each sequence of bases, at random", False)
     average_strands: bool = _setting("average the probabilities of both strands in each answer", False)
     max_answer_length: int = _setting('most tokens of an answer of "qa"', 30)
+    pattern: str | None = _setting(
+        """pattern or schedule for a causal model of transformers, such as "window(left=1023) | sinks()" or "native"
+        (default: the one saved with the model, if any)""",
+        None,
+    )
+    native_window: NativeWindow | None = _setting(
+        """with `pattern`, for a model with windows of its own: "intersect" reads where both allow, "replace" follows
+        the pattern alone""",
+        None,
+    )
+    lora: str | None = _setting(LORA, None)
+    packing: bool = _setting(
+        "put several examples into each training row of `length` tokens; they do not read each other", False
+    )
+    chat_template: str | None = _setting(
+        """"chatml", "plain" or a file in Jinja: how "instruct" renders conversations (default: the template of the
+        tokenizer)""",
+        None,
+    )
     target_length: int | None = _setting(
         """most tokens of a generated text; longer training targets are cut (default: the most that the decoder writes,
-        and no cut)""",
+        or of a causal model the longest training answer, and no cut)""",
         None,
     )
     num_beams: int = _setting("beams of beam search; 1 takes the most probable token each time", 1)
@@ -405,6 +428,12 @@ class FineTuneConfig(TrainingConfig):
         self._require("positive_weight", weighs, "must be positive, or None for the task's")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)
+        if self.native_window is not None:
+            self._require_one_of("native_window", NativeWindow)
+            self._require("native_window", self.pattern is not None, "needs a pattern")
+        if self.lora is not None:
+            parse_lora(self.lora)
+            self._require("lora", not self.from_scratch, "needs trained weights: leave from_scratch out")
         self._require("epochs", self.epochs > 0, "must be positive")
         self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
 

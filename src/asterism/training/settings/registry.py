@@ -90,6 +90,16 @@ _WRITING = (
     "label_smoothing",
     "source_prefix",
 )
+_CONTINUING = (
+    "target_length",
+    "num_beams",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "pattern",
+    "native_window",
+    "packing",
+    "lora",
+)
 _SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight", "genome", "window")
 
 TASKS = Registry(
@@ -102,6 +112,8 @@ TASKS = Registry(
     summarize=Entry(f"{_TASKS}.summarization:SUMMARIZATION", settings=_WRITING, kind="finetune"),
     translate=Entry(f"{_TASKS}.translation:TRANSLATION", settings=_WRITING, kind="finetune"),
     generate=Entry(f"{_TASKS}.generation:GENERATION", settings=_WRITING, kind="finetune"),
+    complete=Entry(f"{_TASKS}.completion:COMPLETION", settings=_CONTINUING, kind="finetune"),
+    instruct=Entry(f"{_TASKS}.instruction:INSTRUCTION", settings=(*_CONTINUING, "chat_template"), kind="finetune"),
 )
 """The tasks of fine-tuning, by their name in `FineTuneConfig.task`."""
 

@@ -63,6 +63,14 @@ class Answers(ABC, Generic[Example]):
 
     # --- the model --------------------------------------------------------------------------------------------------
 
+    arguments: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of the model in each training step, besides the batch."""
+
+    @classmethod
+    def fitted(cls, config: FineTuneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+        """The tokenizer of the model as the task uses and saves it. Raises ConfigurationError for an unfit one."""
+        return tokenizer
+
     @classmethod
     def choices(
         cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
@@ -72,6 +80,9 @@ class Answers(ABC, Generic[Example]):
         Raises ConfigurationError for a model or a tokenizer that the task cannot use.
         """
         return {}
+
+    def prepare(self, model: PreTrainedModel, config: FineTuneConfig) -> None:
+        """Change the model of the first step as the settings say. Raises ConfigurationError for an unfit one."""
 
     @abstractmethod
     def model_fields(self) -> dict[str, Any]:
@@ -160,12 +171,31 @@ class WrittenAnswers(Answers[Example]):
         """The text that is generated for each row; `inputs` are int64 [B, length] each."""
         generating: Any = model  # transformers gives `generate` to models that can generate
         found = generating.generate(
-            **inputs,
+            **self.given(inputs),
             generation_config=self.generation(model.config, tokenizer),
             logits_processor=LogitsProcessorList([_RefuseNotFinite()]),
         )
-        texts = tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return [text.strip() for text in texts]
+        return [text.strip() for text in self.texts(found, inputs, tokenizer)]
+
+    def given(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The arguments of `generate` for rows, int64 [B, length] each, that are padded on the right."""
+        return inputs
+
+    def sampled(self, tokenizer: PreTrainedTokenizerFast) -> Mapping[str, Any]:
+        """Arguments of `generate` that say where an answer to a typed prompt ends; {} if the task answers none."""
+        return {}
+
+    def following(self, tokens: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> str:
+        """The text that an answer's tokens add to a typed prompt."""
+        text: Any = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def texts(
+        self, found: torch.Tensor, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
+    ) -> list[str]:
+        """The texts of the tokens that `generate` gave, int64 [B, N], for rows int64 [B, length] each."""
+        texts: list[str] = tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return texts
 
 
 class _RefuseNotFinite(LogitsProcessor):

@@ -90,8 +90,8 @@ class LabelledCorpus(Corpus[list[Feature]]):
             self.asked_features = len(asked) * len(asked[0]) if validation else 0
         else:
             each = list(rows.training_features(training, tokenizer))
-            features = [one for some in each for one in some]
-            self.notes = [*rows.notes(training, each), *self._cuts(rows, each)]
+            features, notes = rows.laid_out([one for some in each for one in some])
+            self.notes = [*rows.notes(training, each), *self._cuts(rows, each), *notes]
             self._feature = lambda number, step, place: features[number]
             self.training_features = len(features)
             self.validation_features = list(asked)

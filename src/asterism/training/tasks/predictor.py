@@ -9,6 +9,7 @@ on the index of an example, so a call that starts again at a multiple of `buffer
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.readers.selected import Iterated
 from asterism.training.run.allocator import Heap
-from asterism.training.run.arithmetic import arithmetic
+from asterism.training.run.arithmetic import arithmetic, loss_of
 from asterism.training.settings.configuration import Dtype
 from asterism.training.tasks.answers import RankedAnswers, shown_score
 from asterism.training.tasks.rows import Feature, RankedRows, pad
@@ -76,6 +77,22 @@ class Predictor:
                 raise trouble
             if len(examples) < self.buffered:
                 return
+
+    @torch.no_grad()
+    def losses(self, examples: Sequence[Any]) -> dict[str, float]:
+        """`answer_loss` of labelled examples, in nats per token of their answers; {} if the task has no such loss."""
+        self.model.train(False)
+        features = iter(self.task.rows.answered_features(examples, self.tokenizer))
+        total = tokens = 0.0
+        while some := list(islice(features, self.batch_size)):
+            inputs = model_inputs(some, self.tokenizer)
+            batch = {**inputs, **self.task.rows.targets(some, inputs["input_ids"].shape[1])}
+            batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+            known = int((batch["labels"] >= 0).sum())
+            mean = loss_of(self.model, batch, self.dtype, None, arguments=self.task.answers.arguments)
+            total, tokens = total + known * float(mean), tokens + known
+            self.heap.tidy()
+        return {"answer_loss": total / tokens} if tokens else {}
 
     def _examples(self, records: Iterator[Record], *, labelled: bool) -> tuple[list[Any], DataError | None]:
         """The next examples, as many as are collected, and what made them fewer."""
@@ -134,12 +151,19 @@ class Predictor:
 
 
 def model_inputs(features: Sequence[Feature], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
-    """The rows of features padded on the right to one length, with a mask that says where: int64 [B, length] each."""
+    """The rows of features padded on the right to one length: int64 [B, length] each.
+
+    A mask says where, unless the features hold several documents. Then padding is one more document of its row.
+    """
     length = max(len(feature.inputs["input_ids"]) for feature in features)
     fillers = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": 0}
     rows = {name: [feature.inputs[name] for feature in features] for name in features[0].inputs}
     masks = [np.ones(len(row), dtype=np.int32) for row in rows["input_ids"]]
+    positions = rows.pop("position_ids", None)
     inputs = {name: pad(values, length, fillers[name]) for name, values in rows.items()}
+    if positions is not None:
+        each = [np.append(one, np.arange(length - len(one), dtype=one.dtype)) for one in positions]
+        return {**inputs, "position_ids": pad(each, length, 0)}
     return {**inputs, "attention_mask": pad(masks, length, 0)}
 
 

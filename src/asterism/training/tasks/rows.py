@@ -3,8 +3,8 @@
     example -> document, encoded by the tokenizer -> rows, as a reader divides it -> features -> a batch
 
 A feature is one row with the target that the loss needs. The training loop sees only features and tensors.
-`ExampleRows` are made before the first step, and `DrawnRows` when a step draws them. `RankedRows` can rank the windows
-of a document, so that the best ones are read first, or again.
+`EncodedRows` are cut from an encoded document by a reader. `DrawnRows` are made when a step draws them, all others
+before the first step. `RankedRows` can rank the windows of a document, so that the best ones are read first, or again.
 """
 
 from abc import ABC, abstractmethod
@@ -30,11 +30,12 @@ from asterism.training.tasks.examples import Example
 class Feature:
     """One row of a model's input.
 
-    inputs   the model's arguments, such as input_ids: int32 [N] each
-    target   what the loss needs, as `Rows.targets` reads it; None for an example without labels
-    tokens   what `Answers` need to know about each of the N tokens to read logits, or nothing
-    row      which of the document's tokens it holds
-    is_cut   whether nobody reads the end of the document
+    inputs       the model's arguments, such as input_ids: int32 [N] each
+    target       what the loss needs, as `Rows.targets` reads it; None for an example without labels
+    tokens       what `Answers` need to know about each of the N tokens to read logits, or nothing
+    row          which of the document's tokens it holds
+    is_cut       whether nobody reads a part of the document
+    cuts_target  whether the target was cut off
     """
 
     inputs: dict[str, np.ndarray]
@@ -42,6 +43,7 @@ class Feature:
     tokens: np.ndarray | None = None
     row: Row = ()
     is_cut: bool = False
+    cuts_target: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,68 @@ class ExampleRows(ABC, Generic[Example]):
         """Tokens of the longest row, and of the longest target, if texts are written."""
         return (self.length,)
 
+    # --- of examples ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
+        """Yield the features of each example for prediction, in order.
+
+        Raises DataError at the first example that cannot be used, such as one without a token, after all before it.
+        """
+
+    @abstractmethod
+    def training_features(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+    ) -> Iterator[list[Feature]]:
+        """Yield the features of each example for training, in order. Raises as `features` does."""
+
+    def typed(self, text: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray | None:
+        """The tokens that ask for what follows a text, int32 [N]; None if the task continues nothing."""
+        return None
+
+    def chosen(
+        self, examples: Sequence[Example], rows: Sequence[Sequence[Row]], tokenizer: PreTrainedTokenizerFast
+    ) -> list[list[list[int]] | None]:
+        """The characters of each document from which its answer was made, if the reader chose them; else None.
+
+        `rows` are those that each example was answered by. A stretch is [first, end].
+        """
+        return [None] * len(examples)
+
+    def measured(self, training: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+        """The fields of the task that the tokens of its training examples decide. Raises as `features` does."""
+        return {}
+
+    def laid_out(self, features: Sequence[Feature]) -> tuple[Sequence[Feature], list[str]]:
+        """The training rows, made of the features of all examples, and notes on them; by default each is a row."""
+        return features, []
+
+    def answered_features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[Feature]:
+        """Rows of labelled examples whose loss is one of the task's scores; by default there are none."""
+        yield from ()
+
+    def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
+        """What a user should know about the training examples and the features of each, one line each.
+
+        Raises DataError for a training example that cannot be learned from, though it could be scored.
+        """
+        return []
+
+    # --- of a batch -------------------------------------------------------------------------------------------------
+
+    def tokens(self, feature: Feature) -> int:
+        """The length of a feature, by which features of similar length share a batch."""
+        return len(feature.inputs["input_ids"])
+
+    @abstractmethod
+    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
+        """The targets of the loss for a batch of features whose rows are padded on the right to `length` tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedRows(ExampleRows[Example]):
+    """Rows of examples that have a document, which a reader divides."""
+
     @property
     def most(self) -> int | None:
         """The most tokens that are read of a document and the tokens around it; None for all."""
@@ -108,13 +172,7 @@ class ExampleRows(ABC, Generic[Example]):
             raise DataError("bad-example", f"{place}: {reason}")
         return document
 
-    # --- of examples ------------------------------------------------------------------------------------------------
-
     def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
-        """Yield the features of each example for prediction, in order.
-
-        Raises DataError at the first example that cannot be used, such as one without a token, after all before it.
-        """
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
             document = self.document(example, encoded)
             yield self._made(example, encoded, document, self.reading.rows(document))
@@ -122,7 +180,6 @@ class ExampleRows(ABC, Generic[Example]):
     def training_features(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
     ) -> Iterator[list[Feature]]:
-        """Yield the features of each example for training, in order. Raises as `features` does."""
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
             document = self.document(example, encoded)
             yield self._made(example, encoded, document, self.reading.training_rows(document))
@@ -136,35 +193,14 @@ class ExampleRows(ABC, Generic[Example]):
     def chosen(
         self, examples: Sequence[Example], rows: Sequence[Sequence[Row]], tokenizer: PreTrainedTokenizerFast
     ) -> list[list[list[int]] | None]:
-        """The characters of each document from which its answer was made, if the reader chose them; else None.
-
-        `rows` are those that each example was answered by. A stretch is [first, end].
-        """
         if not self.reading.chooses:
             return [None] * len(examples)
         each = zip(self.encoded(examples, tokenizer), rows, strict=True)
         return [[stretch for row in some for stretch in encoded.covered(row)] for encoded, some in each]
 
-    def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
-        """What a user should know about the training examples and the features of each, one line each.
-
-        Raises DataError for a training example that cannot be learned from, though it could be scored.
-        """
-        return []
-
-    # --- of a batch -------------------------------------------------------------------------------------------------
-
-    def tokens(self, feature: Feature) -> int:
-        """The length of a feature, by which features of similar length share a batch."""
-        return len(feature.inputs["input_ids"])
-
-    @abstractmethod
-    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
-        """The targets of the loss for a batch of features whose rows are padded on the right to `length` tokens."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnRows(ExampleRows[Example]):
+class DrawnRows(EncodedRows[Example]):
     """Rows of examples that have one row each, made whenever a step draws them.
 
     Such examples may be read on demand, and need not fit into memory.
@@ -189,7 +225,7 @@ class Studied:
     reader: Selected
 
 
-class RankedRows(ExampleRows[Example]):
+class RankedRows(EncodedRows[Example]):
     """Rows of texts whose windows can be ranked: by words, by a learned scorer, or by the model itself."""
 
     @abstractmethod

@@ -26,7 +26,7 @@ from asterism.training.readers.text import parse_reader
 from asterism.training.tasks.answers import Logits, RankedAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.examples import Examples
-from asterism.training.tasks.rows import ExampleRows, Feature, RankedRows, Studied
+from asterism.training.tasks.rows import EncodedRows, Feature, RankedRows, Studied
 from asterism.training.tasks.scores.baselines import baselines
 from asterism.training.tasks.scores.labels import accuracy, macro_f1, micro_f1
 from asterism.training.tasks.task import Kind
@@ -90,7 +90,7 @@ class DocumentExamples(Examples[LabelledDocument]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledRows(ExampleRows[LabelledDocument]):
+class LabelledRows(EncodedRows[LabelledDocument]):
     """Rows that carry the labels of their document.
 
     labels   the labels that exist, in the order of the model's outputs

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from asterism.training.tasks.kinds.writing import PairExamples, PairRows, TextAnswers
-from asterism.training.tasks.scores.texts import exact_match, token_accuracy
+from asterism.training.tasks.kinds.writing import DecoderAnswers, PairExamples, PairRows
+from asterism.training.tasks.scores.texts import exactness
 from asterism.training.tasks.task import Kind
 
 
@@ -14,7 +14,7 @@ class Outputs(PairExamples):
     names: ClassVar[tuple[str, str]] = ("input", "output")
 
 
-class OutputAnswers(TextAnswers):
+class OutputAnswers(DecoderAnswers):
     """Answers that are right or wrong."""
 
     answer: ClassVar[str] = "output"
@@ -22,7 +22,7 @@ class OutputAnswers(TextAnswers):
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`exact_match`, and `token_accuracy` of tokens that are separated by white space."""
-        return {"exact_match": exact_match(predicted, there), "token_accuracy": token_accuracy(predicted, there)}
+        return exactness(predicted, there)
 
 
 GENERATION = Kind("generation", Outputs, PairRows, OutputAnswers)

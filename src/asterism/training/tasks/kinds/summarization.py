@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.training.readers.reader import Reader
 from asterism.training.readers.selected import Iterated, SummarizedParts
-from asterism.training.tasks.kinds.writing import Pair, PairExamples, PairRows, TextAnswers
+from asterism.training.tasks.kinds.writing import DecoderAnswers, Pair, PairExamples, PairRows
 from asterism.training.tasks.rows import Feature
 from asterism.training.tasks.scores.texts import rouge
 from asterism.training.tasks.task import Kind
@@ -73,7 +73,7 @@ class SummaryRows(PairRows):
         return [self.feature(joined, encoded, row) for row in (rows if len(rows) < len(features) else rows[:1])]
 
 
-class SummaryAnswers(TextAnswers):
+class SummaryAnswers(DecoderAnswers):
     """Summaries, compared by the words that they share with the reference summaries."""
 
     answer: ClassVar[str] = "summary"

@@ -22,7 +22,7 @@ from asterism.training.tasks.answers import Logits, ReadAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.examples import Examples
 from asterism.training.tasks.kinds.classification import in_order, label_fields, refuse_unknown_label
-from asterism.training.tasks.rows import ExampleRows, Feature, pad
+from asterism.training.tasks.rows import EncodedRows, Feature, pad
 from asterism.training.tasks.scores.labels import accuracy, are_bio, bio_spans, count, macro_f1
 from asterism.training.tasks.task import Kind
 
@@ -80,7 +80,7 @@ class TaggedDocuments(Examples[TaggedDocument]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenRows(ExampleRows[TaggedDocument]):
+class TokenRows(EncodedRows[TaggedDocument]):
     """Rows of documents in words. A token's tag is read at its first piece.
 
     labels  the tags that exist, in the order of the model's outputs

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from asterism.training.tasks.kinds.writing import PairExamples, PairRows, TextAnswers
+from asterism.training.tasks.kinds.writing import DecoderAnswers, PairExamples, PairRows
 from asterism.training.tasks.scores.texts import bleu_and_chrf
 from asterism.training.tasks.task import Kind
 
@@ -21,7 +21,7 @@ class TranslationRows(PairRows):
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
 
 
-class TranslationAnswers(TextAnswers):
+class TranslationAnswers(DecoderAnswers):
     """Translations, compared with the reference translations."""
 
     answer: ClassVar[str] = "target"

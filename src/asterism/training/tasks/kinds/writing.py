@@ -218,7 +218,7 @@ class PairRows(RankedRows[Pair]):
 
 @dataclass(frozen=True, kw_only=True)
 class TextAnswers(WrittenAnswers[Pair]):
-    """Answers that are generated texts.
+    """Answers that are generated texts, of any kind of model.
 
     target_length         how many tokens an answer may have, the one that ends it included
     num_beams             how many answers are followed at once; 1 takes the likeliest token each time
@@ -231,37 +231,19 @@ class TextAnswers(WrittenAnswers[Pair]):
     length_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
 
-    @classmethod
-    def choices(
-        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
-    ) -> dict[str, Any]:
-        """The length of targets is the setting's, or else the limit of the decoder.
-
-        Raises ConfigurationError for a model that does not generate, for one without the necessary tokens, and for a
-        target_length that it cannot have.
-        """
-        _refuse_unfit(config.model, model, tokenizer)
-        return {
-            "target_length": _target_length(config, model),
-            "cuts_targets": config.target_length is not None,
-            "start": _start(model),
-        }
-
     def model_fields(self) -> dict[str, Any]:
         """Nothing: texts need no names."""
         return {}
 
-    def generation(self, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
-        """How answers are generated: what the task says, and nothing of what the model's folder would."""
+    def search(self, **more: Any) -> GenerationConfig:
+        """How texts are searched for: what the task says, `more`, and nothing of what the model's folder would."""
         beams = {"num_beams": self.num_beams, "length_penalty": self.length_penalty} if self.num_beams > 1 else {}
         return GenerationConfig(
             max_new_tokens=self.target_length,
             do_sample=False,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=end_of(tokenizer),
-            decoder_start_token_id=_start(model),
             **beams,
+            **more,
         )
 
     def page(
@@ -281,6 +263,34 @@ class TextAnswers(WrittenAnswers[Pair]):
     def predict(self, example: Pair, features: Sequence[Feature], said: Sequence[str]) -> dict[str, Any]:
         """The text, under the name of the target."""
         return {self.answer: said[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderAnswers(TextAnswers):
+    """Texts that the decoder of an encoder-decoder generates."""
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """The length of targets is the setting's, or else the limit of the decoder.
+
+        Raises ConfigurationError for a model that does not generate, for one without the necessary tokens, and for a
+        target_length that it cannot have.
+        """
+        _refuse_unfit(config.model, model, tokenizer)
+        return {
+            "target_length": _target_length(config, model),
+            "cuts_targets": config.target_length is not None,
+            "start": _start(model),
+        }
+
+    def generation(self, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
+        return self.search(
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=end_of(tokenizer),
+            decoder_start_token_id=_start(model),
+        )
 
 
 def _quoted(text: str) -> list[str]:

@@ -33,6 +33,11 @@ def token_accuracy(predicted: Sequence[str], there: Sequence[str]) -> float:
     return right / places if places else 1.0
 
 
+def exactness(predicted: Sequence[str], there: Sequence[str]) -> dict[str, float]:
+    """`exact_match` and `token_accuracy`."""
+    return {"exact_match": exact_match(predicted, there), "token_accuracy": token_accuracy(predicted, there)}
+
+
 def rouge(predicted: Sequence[str], there: Sequence[str]) -> dict[str, float]:
     """The means over texts of the F1 of `ROUGE` (Lin 2004): words stemmed as in the figures of papers.
 
