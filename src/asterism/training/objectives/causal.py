@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.labels import IGNORED
+from asterism.labels import IGNORED, shifted_right
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.randomness import derive, isolated
 from asterism.training.data.corpora.bytes import compressed
@@ -189,8 +189,7 @@ class CausalTokens(Pretraining[WindowCorpus]):
         Many such models use `shift_labels` where they are there; the others do not learn from the last column.
         """
         if self.model_shifts:
-            wanted = batch["shift_labels"]
-            batch["labels"] = torch.cat([torch.full_like(wanted[:, :1], IGNORED), wanted[:, :-1]], dim=1)
+            batch["labels"] = shifted_right(batch["shift_labels"], IGNORED, IGNORED)
         return batch
 
     def training_metrics(self, loss: float) -> dict[str, float]:
