@@ -15,11 +15,11 @@ from transformers import AutoModel, PreTrainedModel
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.explore.subject import Subject
 from asterism.files import DAMAGED, LOCAL, why_unread
-from asterism.models import AsterismConfig, use_pattern
-from asterism.models.drop_in.places import find_attention, is_causal
+from asterism.models import AsterismConfig
 from asterism.models.mass import require_attention
 from asterism.quiet import quiet_transformers
 from asterism.training.objectives.footprint import require_memory_to_load
+from asterism.training.objectives.stock import follow
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.settings.configuration import RunConfig
@@ -70,7 +70,8 @@ def _of_run(folder: str) -> ReadingModel:
     run = open_run(folder)
     config, backbone = run.config, cast(PreTrainedModel, run.model.base_model)
     if not isinstance(backbone.config, AsterismConfig) and not backbone.config.is_encoder_decoder:
-        _follow(backbone, None)
+        backbone.config.use_cache = False
+        follow(backbone, None)
     context = config.context if isinstance(config, RunConfig) else config.length
     if run.tokenizer is not None and config.modality == ("bytes()" if isinstance(config, RunConfig) else None):
         unit, encode = "tokens", _by_tokenizer(run.tokenizer)
@@ -111,7 +112,8 @@ def _of_folder(name: str, pattern: str | None) -> ReadingModel:
                 "pattern-of-own-model", f"--pattern: {folder} is a model of ours, and its patterns are part of it"
             )
     else:
-        _follow(model, pattern)
+        model.config.use_cache = False
+        follow(model, pattern)
     return ReadingModel(
         name=name,
         unit="tokens",
@@ -121,20 +123,6 @@ def _of_folder(name: str, pattern: str | None) -> ReadingModel:
         trained=None,
         computing=nullcontext,
     )
-
-
-def _follow(model: PreTrainedModel, pattern: str | None) -> None:
-    """Give a model of transformers the pattern, or else that of its configuration, its windows, or all pairs."""
-    model.config.use_cache = False
-    if pattern is not None:
-        use_pattern(model, pattern)
-        return
-    try:
-        use_pattern(model)
-    except ConfigurationError as error:
-        if error.code != "no-native-pattern":
-            raise
-        use_pattern(model, "causal()" if is_causal(model, find_attention(model)) else "dense()")
 
 
 def _limit(backbone: Any, tokenizer: Any) -> int:

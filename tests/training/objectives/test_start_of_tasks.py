@@ -71,6 +71,7 @@ def test_a_run_from_a_recipe_goes_on_without_it(sequences, tmp_path):
         ),
         ({"model": "bigbird-tny"}, CheckpointError, r"bigbird-tny is not the folder of a model or a run"),
         ({"model": "bytes-small", "tokenizer": None}, ConfigurationError, r"bytes-small reads bytes, not tokens"),
+        ({"model": "gpt-tiny", "tokenizer": "bases"}, ConfigurationError, r"gpt-tiny is a causal model"),
         ({"tokenizer": "kmer:0"}, ConfigurationError, r"tokenizer 'kmer:0'"),
     ],
 )

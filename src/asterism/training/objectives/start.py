@@ -48,10 +48,11 @@ def start_of(config: FineTuneConfig) -> Iterator[Path]:
 
 def _save_shape(config: FineTuneConfig, folder: Path) -> None:
     pretraining = recipe(config.model)
+    of_text = config.tokenizer or pretraining.tokenizer
     pretraining = replace(
         pretraining,
         context=config.length or pretraining.context,
-        tokenizer=config.tokenizer or pretraining.tokenizer,
+        tokenizer=of_text if config.modality is None else RunConfig.tokenizer,
         modality=RunConfig.modality,
         record_length=None,
         objective="causal" if config.modality is not None else pretraining.objective,
@@ -68,6 +69,12 @@ def _save_shape(config: FineTuneConfig, folder: Path) -> None:
     shape.save_pretrained(folder)
     if config.modality is not None:
         return
+    if pretraining.objective == "causal" and not vocabulary.is_values:
+        raise ConfigurationError(
+            "causal-recipe",
+            f"model: {config.model} is a causal model, whose tokens do not read what follows them: give a recipe of an"
+            " encoder",
+        )
     if pretraining.objective == "causal":
         raise ConfigurationError(
             "reads-bytes", f"model: {config.model} reads bytes, not tokens: give a recipe of an encoder"

@@ -14,8 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import use_pattern
-from asterism.models.drop_in.native import native_locals
-from asterism.models.drop_in.places import find_attention
+from asterism.models.drop_in.places import find_attention, is_causal
 from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
 from asterism.training.objectives.footprint import require_memory_to_load
@@ -66,10 +65,7 @@ def followed_shape(folder: Path, pattern: str | None, context: int, what: str) -
     config = causal_shape(folder, what, dtype="float32")
     with readable(folder, what), torch.device("meta"), quiet_transformers():
         model = AutoModelForCausalLM.from_config(config)
-    if pattern is None and config.asterism_pattern is not None:
-        use_pattern(model)
-    else:
-        use_pattern(model, pattern or ("native" if any(native_locals(model, find_attention(model))) else "causal()"))
+    follow(model, pattern)
     most = longest(config)
     if ends(config) and most is not None and most < context:
         raise ConfigurationError(
@@ -78,6 +74,19 @@ def followed_shape(folder: Path, pattern: str | None, context: int, what: str) -
         )
     shape: PreTrainedConfig = model.config
     return shape
+
+
+def follow(model: PreTrainedModel, pattern: str | None) -> None:
+    """Give a model of transformers the pattern, or else that of its configuration, its windows, or all pairs."""
+    if pattern is not None:
+        use_pattern(model, pattern)
+        return
+    try:
+        use_pattern(model)
+    except ConfigurationError as error:
+        if error.code != "no-native-pattern":
+            raise
+        use_pattern(model, "causal()" if is_causal(model, find_attention(model)) else "dense()")
 
 
 def new_causal(shape: PreTrainedConfig) -> PreTrainedModel:
