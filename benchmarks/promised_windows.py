@@ -15,6 +15,7 @@ import re
 import sys
 import time
 import warnings
+from collections import Counter
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -108,9 +109,14 @@ def write_page(document: dict[str, Any]) -> None:
         for name, engines in document["models"].items()
         for attention, found in engines.items()
     ]
+    checked = [max(found.get("checked", 0) for found in engines.values()) for engines in document["models"].values()]
+    counts = ", ".join(
+        f"{number} on {paths}" for paths, number in sorted(Counter(checked).items(), reverse=True) if paths
+    )
     packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items() if "asterism" not in name)
     page.write_text(
-        f"{head}## The table\n\n{len(document['models'])} classes, {packages}, {document['date']}:\n\n"
+        f"{head}## The table\n\n{len(document['models'])} classes, {packages}, {document['date']}. Classes by the number of"
+        f" paths that they were checked on: {counts}.\n\n"
         "| class | attention | paths applied | refused | silently dropped |\n|---|---|---|---|---|\n" + "".join(rows)
     )
 

@@ -9,7 +9,15 @@ import pytest
 import torch
 from refusals import refusing
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError
@@ -76,6 +84,14 @@ def test_without_asterism(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert json.loads(capsys.readouterr().out)["error"] < 1e-5
 
 
+def test_a_model_that_cannot_run_at_the_length_is_refused(tmp_path: Path):
+    model = BertForMaskedLM(BertConfig(**SIZES, intermediate_size=48, max_position_embeddings=16))
+    model.save_pretrained(tmp_path / "bert")
+    with refusing(ConfigurationError, "not-a-graph", "BertForMaskedLM"):
+        export_graph(tmp_path / "bert", tmp_path / "graph.pt2", length=17)
+    assert not (tmp_path / "graph.pt2").exists()
+
+
 def test_a_wrong_graph_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The check is able to fail, and then nothing is written."""
     monkeypatch.setattr(graph, "run_alone", partial(in_this_process, error=1e-2))
@@ -88,6 +104,9 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = saved("ours", tmp_path / "model")
     with refusing(ConfigurationError, "graph-suffix", "graph.bin"):
         export_graph(folder, tmp_path / "graph.bin", length=LENGTH)
+    for length in (0, -3, 1.5, True):
+        with refusing(ConfigurationError, "graph-length", repr(length)):
+            export_graph(tmp_path, tmp_path / "graph.onnx", length=length)
     with refusing(ConfigurationError, "graph-too-large", "--length"):
         export_graph(folder, tmp_path / "graph.pt2", length=40_000)
     with refusing(ConfigurationError, "pattern-of-run"):

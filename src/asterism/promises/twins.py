@@ -53,13 +53,16 @@ _SWITCHES = {"use_sliding_window": True, "max_window_layers": 2, "global_attn_ev
 _OPTIONAL = frozenset((*_WINDOWS, "rotary_dim", "q_lora_rank", "num_kv_shared_layers", "hidden_size_per_layer_input"))
 """Fields of which None or 0 means that a model does without."""
 
+_TURNS = ["sliding_attention", "full_attention"] * (_LAYERS // 2)
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2)},
-    "mellum": {"layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2)},
+    **dict.fromkeys(("laguna", "mellum", "step3p5"), {"layer_types": _TURNS}),
+    "cohere_compass_text": {"layer_types": _TURNS, "rope_parameters": dict.fromkeys(_TURNS, _ROPE)},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2},
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"), {"global_head_dim": 8}),
     **dict.fromkeys(
-        ("qwen2_vl_text", "qwen2_5_vl_text"),
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+        ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+        {"rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]}},
     ),
     "neomme": {"hidden_size": 64, "head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], _LAYERS // 2]]},

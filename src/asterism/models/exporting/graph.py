@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from asterism.errors import AsterismError, CheckpointError, ConfigurationError
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError, shown
 from asterism.files import DAMAGED, LOCAL, check_model_folder, replacing_file, why_unread
 from asterism.kernels.transforms import without_own_operators
 from asterism.models.drop_in.field import read_patterns
@@ -85,6 +85,8 @@ def export_graph(
     CheckpointError for damaged folders and where logits differ.
     """
     path, file = Path(path), Path(file)
+    if type(length) is not int or length < 1:
+        raise ConfigurationError("graph-length", f"length must be a whole number of at least 1, got {shown(length)}")
     if file.suffix not in SUFFIXES:
         raise ConfigurationError("graph-suffix", f"{file} must end in .onnx, or in .pt2 for torch.export")
     if file.suffix == ".onnx":
@@ -95,9 +97,7 @@ def export_graph(
     _refuse_too_large(model, length)
     masked = not any(one.depends_on_length for one in _patterns(model))
     inputs = _inputs(model.config, length, masked)
-    with torch.no_grad():
-        rows = [_Logits(model)(**_row(inputs, number)) for number in range(len(inputs["input_ids"]))]
-    wanted = torch.cat(rows)
+    wanted = _logits(model, inputs)
     with replacing_file(file) as temporary:
         unfinished = temporary.with_name(temporary.name + file.suffix)  # which says the kind
         try:
@@ -114,6 +114,16 @@ def export_graph(
         inputs=list(inputs),
         error=error,
     )
+
+
+def _logits(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Of all rows. Raises ConfigurationError for a model that cannot run at this length (beyond its positions)."""
+    try:
+        with torch.no_grad():
+            rows = [_Logits(model)(**_row(inputs, number)) for number in range(len(inputs["input_ids"]))]
+    except (IndexError, RuntimeError, *DAMAGED) as error:
+        raise _refusal(model, error) from error
+    return torch.cat(rows)
 
 
 def _load(path: Path, pattern: str | Sequence[str] | None) -> PreTrainedModel:
