@@ -1,7 +1,8 @@
 """asterism generate: continue a prompt with a trained model, or write pictures, sounds or sequences to a file.
 
 Without --output the prompt is text. Its continuation goes to standard output: raw bytes to a file or pipe, readable
-text to a terminal. A model of tokens stops where it ends the text.
+text to a terminal. A model of tokens stops where it ends the text. With --chat, the lines of standard input are the
+messages of a user.
 
 With --output the prompt is a file, and a model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes a
 new one: new sequences, a longer file, or held-out pieces next to their completion by the model (--complete). Finished
@@ -41,7 +42,10 @@ def run(argv: Sequence[str]) -> None:
             f"generate is the work of one process, and WORLD_SIZE is {launched()}: start it without a launcher, or"
             f" share a text prompt by --parallel cp={launched()}",
         )
-    if options["output"] is None:
+    is_chat = options.pop("chat")
+    if is_chat:
+        _refuse_beside_chat(options, as_json)
+    elif options["output"] is None:
         _refuse_what_files_take(options)
     require_run(Path(options["run"]))
     with waiting("loading PyTorch and transformers"):
@@ -49,6 +53,9 @@ def run(argv: Sequence[str]) -> None:
 
         make = training.generate if options["output"] is None else training.generate_file
     with computing_on(options.pop("device")):
+        if is_chat:
+            _chat(options)
+            return
         if options["output"] is None:
             _write_text(make, options, as_json)
             return
@@ -71,6 +78,44 @@ def _refuse_what_files_take(options: dict[str, Any]) -> None:
         )
 
 
+def _refuse_beside_chat(options: dict[str, Any], as_json: bool) -> None:
+    """Raises UsageError for options that a conversation does not take."""
+    others = ("prompt", "output", "complete", "keep", "count", "label", "data", "resume", "parallel", "dense_exchange")
+    given = [name for name in others if options[name]] + ["json"] * as_json
+    if given:
+        raise UsageError("chat-flag-unused", f"--{given[0].replace('_', '-')} has no meaning with --chat; leave it out")
+
+
+def _chat(options: dict[str, Any]) -> None:
+    """Answer each line of standard input, until it ends."""
+    from asterism.training.ask.chat import Chat
+    from asterism.training.settings.sampling import Sampling
+
+    how = Sampling(**{name: options[name] for name in ("temperature", "top_k", "top_p", "seed")})
+    with waiting("loading the model"):
+        chat = Chat(training.open_run(options["run"]), how, options["length"] or _LENGTH)
+    is_person = sys.stdin.isatty()
+
+    def write(piece: str) -> None:
+        sys.stdout.write(_printable(piece) if sys.stdout.isatty() else piece)
+        sys.stdout.flush()
+
+    while True:
+        if is_person:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            chat.answer(line.strip(), write)
+            write("\n")
+
+
+def _printable(text: str) -> str:
+    """The text without what would command a terminal."""
+    return "".join(glyph if glyph.isprintable() or glyph in "\n\t" else "\ufffd" for glyph in text)
+
+
 def _write_text(generate: Callable[..., bytes], options: dict[str, Any], as_json: bool) -> None:
     del options["output"]
     options["length"] = options["length"] or _LENGTH
@@ -83,7 +128,7 @@ def _write_text(generate: Callable[..., bytes], options: dict[str, Any], as_json
     if as_json:
         print_json({"run": options["run"], "seed": options["seed"], "text": text, "bytes": list(continuation)})
     elif sys.stdout.isatty():
-        print("".join(glyph if glyph.isprintable() or glyph in "\n\t" else "\ufffd" for glyph in text))
+        print(_printable(text))
     else:
         sys.stdout.buffer.write(written)
 
@@ -116,6 +161,11 @@ def _parser() -> Parser:
     parser.add_argument("--prompt", type=os.fsencode, metavar="TEXT", help="text to continue; with --output, a file")
     parser.add_argument("--output", metavar="FILE", help="new file for the results")
     parser.add_argument("--resume", action="store_true", help="continue an unfinished output")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="answer each line of standard input in one conversation, with a run of `finetune --task instruct`",
+    )
     parser.add_argument(
         "--complete",
         type=whole_number(1),

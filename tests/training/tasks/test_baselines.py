@@ -12,7 +12,7 @@ from asterism.training.objectives.labelled import Labelled
 from asterism.training.run.folder import RunFolder
 from asterism.training.tasks.kinds.classification import LabelAnswers
 from asterism.training.tasks.scores import baselines as module
-from asterism.training.tasks.scores.baselines import CountedTerms, baselines
+from asterism.training.tasks.scores.baselines import CountedTerms, answer_baselines, baselines
 from asterism.training.tasks.scores.curves import auc
 
 pytestmark = pytest.mark.model
@@ -24,9 +24,9 @@ LABELS = np.array([[1.0, 0.0], [0.0, 1.0]] * 3)
 def test_weights_are_those_of_tf_idf():
     """Three documents, of which two have each of the two terms that are in more than one."""
     found = CountedTerms(["x x y", "x", "y"], np.array([[1.0], [0.0], [1.0]]), of_bases=False, is_one_each=False)
-    assert list(found.columns) == ["x", "y"]
+    assert list(found.terms.columns) == ["x", "y"]
     idf = np.log(4 / 3) + 1
-    assert found.weights_of_terms == pytest.approx([idf, idf])
+    assert found.terms.weights == pytest.approx([idf, idf])
     first = np.array([1 + np.log(2), 1.0])
     (row,) = found._matrix([{"x": 2, "y": 1, "x y": 1}]).toarray()
     assert row == pytest.approx([*first / np.linalg.norm(first), 1.0])
@@ -38,7 +38,7 @@ def test_the_regression_is_at_its_optimum(is_one_each):
     found = CountedTerms(TEXTS, LABELS, of_bases=False, is_one_each=is_one_each)
     said = found.probabilities(TEXTS)
     assert said.mean(0) == pytest.approx(LABELS.mean(0), abs=1e-3)
-    matrix = found._matrix([module.Counter(found.terms(text)) for text in TEXTS])
+    matrix = found._matrix([module.Counter(found.pieces(text)) for text in TEXTS])
     slope = matrix.T @ (said - LABELS) + np.vstack([found.weights[:-1], np.zeros((1, 2))])
     assert np.abs(slope).max() < 1e-2
     assert (said.argmax(1) == LABELS.argmax(1)).all()
@@ -125,3 +125,29 @@ def test_of_examples_that_are_read_on_demand_some_are_looked_at(models, tmp_path
     assert any(one.startswith("50% of the training documents (4 of 8) are longer than 12") for one in report.notes)
     assert report.baselines["counted bases"]["auc"] == 1.0 and report.baselines["most frequent"]["auc"] == 0.5
     assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["baselines"] == report.baselines
+
+
+def test_the_answer_to_the_nearest_prompt_is_that_by_scikit_learn():
+    pytest.importorskip("sklearn")
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    draw = np.random.default_rng(0)
+    prompts = [" ".join(draw.choice(list("abcdefgh"), draw.integers(2, 9))) for _ in range(150)]
+    training, asked = [(text, f"{number % 7}") for number, text in enumerate(prompts[:60])], prompts[60:]
+    said = {}
+
+    def score(answers):
+        said[len(said)] = answers
+        return {"exact_match": 0.0}
+
+    assert list(answer_baselines(training, asked, score)) == ["most frequent", "nearest prompt"]
+    vectors = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, token_pattern=r"\w+")
+    known = vectors.fit_transform(prompts[:60])
+    likeness = (vectors.transform(asked) @ known.T).toarray()
+    found = [one[int(text) :: 7].max() for one, text in zip(likeness, said[1], strict=True)]
+    assert said[0] == ["0"] * 90 and found == pytest.approx(likeness.max(1), abs=1e-9)
+
+
+def test_prompts_without_a_common_word_have_no_nearest_one():
+    found = answer_baselines([("a", "x"), ("b", "y"), ("c", "y")], ["d"], lambda said: {"said": said})
+    assert found == {"most frequent": {"said": ["y"]}}

@@ -241,6 +241,7 @@ def test_a_run_from_training_to_predictions(settings, task, packing, tmp_path, c
     report = train(asked, tmp_path / "run", progress=False)
     assert set(report.scores) == {"exact_match", "token_accuracy", "answer_loss"}
     assert any(note.startswith("packing: 54 examples in ") for note in report.notes) == packing
+    assert report.baselines["most frequent"].keys() == {"exact_match", "token_accuracy"}
     assert evaluate(tmp_path / "run").scores == report.scores
     run = open_run(tmp_path / "run")
     assert run.model.config.asterism_pattern and not list((tmp_path / "run").rglob("*.bin"))

@@ -325,6 +325,11 @@ class Labelled(Objective[LabelledCorpus]):
             raise self._continues_nothing()
         return torch.from_numpy(tokens.astype(np.int64))[None]
 
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> torch.Tensor:
+        """As the chat template of the tokenizer renders it."""
+        tokens = self.task.rows.conversed(messages, self.tokenizer)
+        return super().conversation(messages) if tokens is None else torch.from_numpy(tokens.astype(np.int64))[None]
+
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
         """The tokens of answers, which may end before the length that `sampling` says."""
         generating: Any = model

@@ -151,6 +151,17 @@ class Objective(ABC, Generic[Data]):
         """
         raise self._continues_nothing()
 
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> torch.Tensor:
+        """The tokens that ask for the next answer of a conversation, int64 [1, N].
+
+        Raises ConfigurationError if the model was not fine-tuned to answer in conversations.
+        """
+        raise ConfigurationError(
+            "answers-no-messages",
+            "chat: the model of this run was not fine-tuned to answer in conversations; use a run of `asterism finetune"
+            " --task instruct`",
+        )
+
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
         """What follows the tokens `starts`, int64 [B, N]: values, int64 [B, length]; `sampling` are arguments of the
         model's `generate`. Raises ConfigurationError if the model continues nothing."""

@@ -9,7 +9,7 @@ before the first step. `RankedRows` can rank the windows of a document, so that 
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic
 
@@ -95,6 +95,10 @@ class ExampleRows(ABC, Generic[Example]):
 
     def typed(self, text: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray | None:
         """The tokens that ask for what follows a text, int32 [N]; None if the task continues nothing."""
+        return None
+
+    def conversed(self, messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> np.ndarray | None:
+        """The tokens that ask for the next answer of a conversation, int32 [N]; None if the task has none."""
         return None
 
     def chosen(

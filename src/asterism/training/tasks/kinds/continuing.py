@@ -23,6 +23,7 @@ from asterism.training.tasks.causal import follow, refuse_readers
 from asterism.training.tasks.continued import Continued, packed
 from asterism.training.tasks.kinds.writing import Pair, TextAnswers
 from asterism.training.tasks.rows import ExampleRows, Feature, pad
+from asterism.training.tasks.scores.baselines import answer_baselines
 from asterism.training.tasks.scores.texts import exactness
 
 
@@ -223,6 +224,13 @@ class ContinuedAnswers(TextAnswers):
     def _ends(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         filler = self.stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         return {"pad_token_id": filler, "eos_token_id": list(self.stops), "use_cache": True}
+
+    def baselines(
+        self, training: Sequence[Pair], scored: Sequence[Pair], there: Sequence[Any]
+    ) -> dict[str, dict[str, float]]:
+        """The most frequent answer, and the answer to the nearest training prompt."""
+        known = [(one.source, one.target or "") for one in training]
+        return answer_baselines(known, [one.source for one in scored], lambda said: self.score(said, there))
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`exact_match`, and `token_accuracy` of tokens that are separated by white space."""

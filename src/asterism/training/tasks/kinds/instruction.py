@@ -5,7 +5,7 @@ it. The model's chat template renders it as text (`tasks/templates.py`). A model
 and is asked for the last one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,7 +88,10 @@ class ConversationRows(ContinuedRows):
 
     def typed(self, text: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
         """The text is the message of a user."""
-        return prompt_tokens(tokenizer, [{"role": "user", "content": text}], "the prompt")
+        return self.conversed([{"role": "user", "content": text}], tokenizer)
+
+    def conversed(self, messages: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+        return prompt_tokens(tokenizer, messages, "the prompt")
 
     def learned(self, example: Any, tokenizer: PreTrainedTokenizerFast) -> list[Continued]:
         messages = [*example.messages, {"role": "assistant", "content": example.target}]
