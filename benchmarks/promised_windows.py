@@ -115,8 +115,8 @@ def write_page(document: dict[str, Any]) -> None:
     )
     packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items() if "asterism" not in name)
     page.write_text(
-        f"{head}## The table\n\n{len(document['models'])} classes, {packages}, {document['date']}. Classes by the number of"
-        f" paths that they were checked on: {counts}.\n\n"
+        f"{head}## The table\n\n{len(document['models'])} classes, {packages}, {document['date']}. Classes by the"
+        f" number of paths that they were checked on: {counts}.\n\n"
         "| class | attention | paths applied | refused | silently dropped |\n|---|---|---|---|---|\n" + "".join(rows)
     )
 
