@@ -35,7 +35,7 @@ GOLDEN = {
         recipe=gpt-small mixers=interleave(window(left=127), window(left=127), window(left=127), causal())
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 hidden_act=gelu_new initializer_range=0.02
         tie_word_embeddings=True batch_size=512 gradient_accumulation_steps=64 gradient_checkpointing=True steps=19073
-        learning_rate=0.0006 warmup_steps=715 beta2=0.95 weight_decay=0.1 log_every=50 evaluation_every=1000
+        learning_rate=0.0006 warmup_steps=715 weight_decay=0.1 log_every=50 evaluation_every=1000
         checkpoint_every=1000 tokenizer=bpe:50257 evaluation_bytes=1000000
     """,
     "cifar-tiny": """
