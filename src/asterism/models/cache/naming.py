@@ -46,6 +46,11 @@ def with_own_name(named: Mapping[str, Any]) -> dict[str, Any]:
     return others if cache is None else {**others, CACHE: cache}
 
 
+def with_cache(cache: Cache | None) -> dict[str, Any]:
+    """The argument by which an output of transformers is given a cache."""
+    return {CACHE: cache}
+
+
 def cache_of(output: Any) -> Any:
     """The cache in the output of a model, or None."""
     return getattr(output, CACHE, None)

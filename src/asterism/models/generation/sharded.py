@@ -56,7 +56,7 @@ def generate_shards(
     """New tokens int64 [B, M], the same on all ranks; see AsterismForCausalLM.generate."""
     input_ids = given.pop("input_ids", None) if input_ids is None else input_ids
     mask = given.pop("attention_mask", None)
-    cache = one_cache(*(given.pop(name, None) for name in CACHE_NAMES))
+    cache: Any = one_cache(*(given.pop(name, None) for name in CACHE_NAMES))
     settings = _settings(model.generation_config if config is None else config, given)
     if input_ids is None:
         raise ConfigurationError(
