@@ -29,7 +29,7 @@ from asterism.models.asterism.blocks import make_block, make_distances, make_nor
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.cache import PatternCache, is_plain
 from asterism.models.cache.layer import PatternCacheLayer
-from asterism.models.cache.naming import one_cache, under_its_name
+from asterism.models.cache.naming import one_cache, with_cache
 from asterism.models.cache.sharded import ShardedCache
 
 _LAYER = 2**48
@@ -154,7 +154,7 @@ class AsterismModel(AsterismPreTrainedModel):
             last_hidden_state=last,
             hidden_states=states,
             rows=rows if with_rows else None,  # type: ignore[arg-type]
-            **under_its_name(cache),
+            **with_cache(cache),
         )
 
     def _embed(

@@ -16,7 +16,7 @@ from asterism.layers.rows import Rows, find_rows, is_sharded, kept_rows, with_al
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput, EncodedSource
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.cache.naming import one_cache, under_its_name
+from asterism.models.cache.naming import one_cache, with_cache
 from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, own_caches
 
 _DECODER, _CROSS = 2**12, 2**13
@@ -59,7 +59,7 @@ class AsterismDecoder(AsterismModel):
         read = self._find_source(source, source_mask, source_layers, self._dropouts(dropout_seed, _CROSS))
         rows = self._find_rows(embedded, attention_mask, cache)
         last, states = self._run(rows, embedded, cache, dropouts, output_hidden_states, read)
-        return BackboneOutput(last_hidden_state=last, hidden_states=states, rows=rows, **under_its_name(cache))
+        return BackboneOutput(last_hidden_state=last, hidden_states=states, rows=rows, **with_cache(cache))
 
     def _find_source(
         self,
@@ -202,7 +202,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
             encoder_last_hidden_state=None if encoded is None else encoded[0],
             encoder_hidden_states=getattr(encoded, "hidden_states", None),
             rows=decoded.rows if with_rows else None,  # type: ignore[arg-type]
-            **under_its_name(both),
+            **with_cache(both),
         )
 
     def _find_cache(self, past: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:

@@ -46,8 +46,8 @@ def with_own_name(named: Mapping[str, Any]) -> dict[str, Any]:
     return others if cache is None else {**others, CACHE: cache}
 
 
-def under_its_name(cache: Cache | None) -> dict[str, Any]:
-    """The cache of an output, by its name in this version."""
+def with_cache(cache: Cache | None) -> dict[str, Any]:
+    """The argument by which an output of transformers is given a cache."""
     return {CACHE: cache}
 
 

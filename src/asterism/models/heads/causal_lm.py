@@ -13,7 +13,7 @@ from asterism.layers.rows import Rows, is_sharded, refuse_shifting, with_given
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput
 from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.cache.naming import CACHE, cache_of
+from asterism.models.cache.naming import cache_of, with_cache
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.generation.sharded import generate_shards
 from asterism.models.heads.head import head_of
@@ -105,7 +105,7 @@ class AsterismForCausalLM(GeneratesTokens, GenerationMixin):
             loss=self._penalise(rows, loss, wanted if labels is None else labels, loss_arguments),
             logits=logits,
             hidden_states=outputs.hidden_states,
-            **{CACHE: cache_of(outputs)},
+            **with_cache(cache_of(outputs)),
         )
 
 

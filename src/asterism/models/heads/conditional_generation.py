@@ -21,7 +21,7 @@ from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.asterism.encoder_decoder import AsterismEncoderDecoder, EncoderDecoderOutput
 from asterism.models.cache.cache import is_plain
-from asterism.models.cache.naming import CACHE, cache_of
+from asterism.models.cache.naming import CACHE, cache_of, with_cache
 from asterism.models.cache.source import EncoderDecoderPatternCache
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.heads.head import head_of
@@ -102,7 +102,7 @@ class AsterismForConditionalGeneration(GeneratesTokens, GenerationMixin):
             decoder_hidden_states=outputs.decoder_hidden_states,
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
-            **{CACHE: cache_of(outputs)},
+            **with_cache(cache_of(outputs)),
         )
 
     def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
