@@ -50,7 +50,9 @@ def add_adapter(model: PreTrainedModel, lora: Lora, base: Path) -> None:
     )
     vars(config)[BASE_FIELD] = digest_of(base)
     try:
-        model.add_adapter(config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PEFT tells what it adapts itself to, such as the layers of GPT-2
+            model.add_adapter(config)
         config.target_modules = sorted(config.target_modules)  # PEFT has a set, whose order differs in each process
     except ValueError as error:
         raise ConfigurationError(

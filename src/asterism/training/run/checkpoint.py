@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from asterism.errors import CheckpointError, NonFiniteLossError
-from asterism.files import read_tensors, replacing
+from asterism.files import DAMAGED, LOCAL, read_tensors, replacing
+from asterism.models import AsterismConfig
+from asterism.quiet import quiet_transformers
 from asterism.training.run import adapters
 from asterism.training.run.adapters import has_adapter, refuse_other_base, save_beside_adapter
 from asterism.training.run.folder import STATE
@@ -167,8 +169,27 @@ def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] =
     for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
         if twin := written.get(id(state[name])):
             tensors[name] = tensors[twin]
+    if tensors.keys() != state.keys() and not isinstance(model.config, AsterismConfig):
+        tensors = _as_transformers_reads(folder, model) or tensors
     _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
     model.load_state_dict({name: like(state[name], tensor) for name, tensor in tensors.items()})
+
+
+def _as_transformers_reads(folder: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights in a folder by their names in the model; {} if some are missing or left over.
+
+    Some models of transformers, such as GPT-NeoX, store weights under other names than they have in memory.
+    """
+    dtype = next(model.parameters()).dtype
+    with quiet_transformers():
+        try:
+            read, found = type(model).from_pretrained(
+                folder, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
+            )
+        except (OSError, RuntimeError, *DAMAGED):
+            return {}
+    unread = any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return {} if unread else dict(read.state_dict())
 
 
 def _load_adapter(folder: Path, model: PreTrainedModel) -> None:
