@@ -17,7 +17,10 @@ from asterism.report.described import JUDGED, describe
 def test_a_finished_run(tmp_path):
     one = describe(finished(tmp_path / "run")).document
     assert one["status"]["state"] == "finished" and one["status"]["text"] == "Finished after 40 steps."
-    assert one["status"]["next"] == [f"asterism evaluate {tmp_path}/run", f"asterism generate {tmp_path}/run --prompt TEXT"]
+    assert one["status"]["next"] == [
+        f"asterism evaluate {tmp_path}/run",
+        f"asterism generate {tmp_path}/run --prompt TEXT",
+    ]
     score = one["score"]
     assert (score["value"], score["baselines"], score["is_final"]) == (2.5, {"zlib": 3.25}, True)
     assert score["scored"] == "1,000 bytes of the validation split" and one["notes"] == ["a note", "another"]
