@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -180,14 +181,15 @@ def _as_transformers_reads(folder: Path, model: PreTrainedModel) -> dict[str, to
 
     Some models of transformers, such as GPT-NeoX, store weights under other names than they have in memory.
     """
-    dtype = next(model.parameters()).dtype
+    dtype, kind = next(model.parameters()).dtype, type(model)
     with quiet_transformers():
         try:
-            read, found = type(model).from_pretrained(
+            loaded: Any = kind.from_pretrained(
                 folder, **LOCAL, use_safetensors=True, dtype=dtype, output_loading_info=True
             )
         except (OSError, RuntimeError, *DAMAGED):
             return {}
+    read, found = loaded
     unread = any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return {} if unread else dict(read.state_dict())
 
