@@ -13,7 +13,7 @@ from asterism.cli.main import main
 from asterism.errors import ConfigurationError
 from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, open_run, predict, train
-from asterism.training.ask.chat import Chat, Pieces
+from asterism.training.ask.chat import Chat, CharacterStreamer
 from asterism.training.settings.sampling import Sampling
 
 pytestmark = pytest.mark.model
@@ -90,7 +90,7 @@ def test_characters_of_several_tokens_are_written_whole():
             return bytes(tokens).decode(errors="replace")
 
     found: list[str] = []
-    pieces = Pieces(Letters(), found.append)
+    pieces = CharacterStreamer(Letters(), found.append)
     pieces.put(torch.tensor([[1, 2]]))
     for byte in "aé€".encode():
         pieces.put(torch.tensor([byte]))

@@ -64,7 +64,7 @@ class Chat:
                 prompt.to(model.device),
                 attention_mask=torch.ones_like(prompt, device=model.device),
                 past_key_values=cache,
-                streamer=Pieces(tokenizer, write),
+                streamer=CharacterStreamer(tokenizer, write),
                 return_dict_in_generate=True,
                 **self.run.objective.ending,
                 **self.arguments,
@@ -86,7 +86,7 @@ class Chat:
             )
 
 
-class Pieces(BaseStreamer):
+class CharacterStreamer(BaseStreamer):
     """Writes the text of tokens as they are generated, whole characters only."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]) -> None:

@@ -126,8 +126,8 @@ def save_checkpoint(
 
 
 def save_model(folder: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
-    """Write a model with these weights, of any shape and dtype, as transformers does; of one with an adapter, that
-    alone."""
+    """Write a model with weights [axis, ...] of any dtype, by their names, as transformers does; of a model with an
+    adapter, that alone."""
     model.save_pretrained(folder, state_dict=weights)
     if has_adapter(model):
         save_beside_adapter(folder, model)

@@ -31,7 +31,7 @@ LONGEST_STRETCH = 6
 """Bases of the longest stretch that is counted."""
 
 
-class Terms:
+class TextTerms:
     """The terms of some texts, those in most texts first, and other texts as vectors of them by TF-IDF."""
 
     def __init__(self, counts: Sequence[Counter[str]], most: int) -> None:
@@ -66,7 +66,7 @@ class CountedTerms:
         self.pieces = _pieces_of_bases if of_bases else _words
         self.is_one_each = is_one_each
         counts = self._counts(texts)
-        self.terms = Terms(counts, min(MOST_TERMS, MOST_WEIGHTS // labels.shape[1]))
+        self.terms = TextTerms(counts, min(MOST_TERMS, MOST_WEIGHTS // labels.shape[1]))
         self.weights = self._fitted(self._matrix(counts), labels)
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
@@ -142,7 +142,7 @@ def answer_baselines(
     if max(sizes) > MOST_LETTERS:
         return found
     counts = [Counter(_words(text[:LONGEST])) for text, _ in training]
-    terms = Terms(counts, MOST_TERMS)
+    terms = TextTerms(counts, MOST_TERMS)
     if not terms.columns:
         return found
     known, asked = terms.matrix(counts), terms.matrix([Counter(_words(text[:LONGEST])) for text in scored])
