@@ -13,7 +13,7 @@ from asterism.cli.main import main
 from asterism.errors import ConfigurationError
 from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, open_run, predict, train
-from asterism.training.ask.chat import Chat, CharacterStreamer
+from asterism.training.ask.chat import CharacterStreamer, Chat
 from asterism.training.settings.sampling import Sampling
 
 pytestmark = pytest.mark.model
