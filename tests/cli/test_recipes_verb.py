@@ -38,6 +38,6 @@ def test_sizes_are_those_of_the_models(name: str):
     from asterism.training.objectives.footprint import _grown, _parameters
 
     config = replace(recipe(name), dtype="float32")
-    objective, shape = _foundations(config, None)
+    objective, _, shape = _foundations(config, None)
     of_layers = partial(_parameters, config, objective, shape)
     assert _grown(of_layers, shape, shape.tie_encoder_decoder)[0][0] == PARAMETERS[name]

@@ -123,7 +123,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one of --native, --onnx FILE and --torch FILE"),
+        ([], "one of --native, --onnx FILE, --torch FILE and --merge"),
         (["--native", "--torch", "a.pt2"], "one of --native"),
         (["--native"], "--native needs --output"),
         (["--torch", "a.pt2"], "--torch needs --length"),

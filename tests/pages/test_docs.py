@@ -26,7 +26,7 @@ def test_the_commands_about_imports_work(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     save_tiny_bert(tmp_path / "bert-base-uncased")
     commands = re.findall(r"^asterism (\w+) (.*)$", docs_page("import.md").read_text(), re.MULTILINE)
-    assert [verb for verb, _ in commands] == ["import", "train", "finetune"]
+    assert [verb for verb, _ in commands] == ["import", "train", "finetune", "train"]
     train = shlex.split(commands[1][1])
     Path(train[train.index("--data") + 1]).touch()  # which must be there, also to be told the cost
     for verb, words in commands[:2]:

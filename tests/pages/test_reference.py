@@ -46,7 +46,7 @@ def test_the_run_folder_is_described_whole():
     told = re.findall(r"^    (\S+?)/?(?: {2,}| )\S", folder.__doc__.split("Invariant")[0], re.MULTILINE)
     assert listed == [name for name in told if not name[0].isspace()]
     fields = [row[0].strip("`") for row in rows("run-folder.md", "## run.json")]
-    assert sorted(fields) == sorted([*folder.RECORDED, "machine", "model_files", "peak_memory", "sha256"])
+    assert sorted(fields) == sorted([*folder.RECORDED, "earlier", "machine", "model_files", "peak_memory", "sha256"])
 
 
 def test_exit_codes_are_those_of_the_classes():

@@ -166,7 +166,7 @@ def test_means_of_blocks_are_refused_by_name():
 @pytest.mark.parametrize("name", ["led-tiny", "bigbird-roberta-summarization-tiny", "bigbird-pegasus-tiny"])
 def test_flops_of_recipes_are_those_of_a_dry_run(name):
     config = settled(recipe(name))
-    objective, shape = _foundations(config, None)
+    objective, _, shape = _foundations(config, None)
     with torch.device("meta"):
         model = objective.model_class(config)(shape)
     weights = Weights({one: tuple(tensor.shape) for one, tensor in model.named_parameters()}, 0)

@@ -166,7 +166,7 @@ def test_flops_are_those_of_a_dry_run(name):
     from asterism.training.run.arithmetic import settled
 
     config = settled(recipe(name))
-    objective, shape = _foundations(config, None)
+    objective, _, shape = _foundations(config, None)
     with torch.device("meta"):
         model = objective.model_class(config)(shape)
     weights = Weights({one: tuple(tensor.shape) for one, tensor in model.named_parameters()}, 0)

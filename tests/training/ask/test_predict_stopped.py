@@ -248,7 +248,7 @@ def test_rows_that_python_gives_are_refused_by_their_number(runs):
 @pytest.mark.parametrize(
     ("objective", "settings", "message"),
     [
-        ("causal", {}, "predicts the next byte: continue a prompt with `asterism generate`"),
+        ("causal", {}, "predicts the next token: continue a prompt with `asterism generate`"),
         (
             "mlm",
             {"tokenizer": "bpe:300"},

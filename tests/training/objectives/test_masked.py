@@ -493,15 +493,11 @@ def test_what_cannot_be_leaves_no_folder(tiny, tmp_path, change, error, message)
     ("change", "message"),
     [
         (
-            {"objective": "causal"},
-            "tokenizer='bpe:400' is for objective 'mlm' or 'span_corruption' or 'gap_sentences', not 'causal'",
-        ),
-        (
             {"objective": "causal", "tokenizer": "bytes", "next_sentence": True},
             "next_sentence=True is for objective 'mlm', not 'causal'",
         ),
         ({"objective": "clm"}, "objective='clm' must be one of: causal, mlm"),
-        ({"record_length": 64}, "record_length=64 is for objective 'causal' or 'prefix_lm', not 'mlm'"),
+        ({"record_length": 64}, "record_length=64 is for bytes without a tokenizer, got tokenizer=bpe:400"),
         ({"context": 8}, "context=8 must be at least 16"),
         ({"schedule": "constant"}, "schedule='constant' must be one of: cosine, linear, inverse_sqrt"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from tiny_run import history
 
 from asterism.training import pipeline, train
-from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.causal import CausalTokens
 from asterism.training.run import session
 from asterism.training.run.progress import LogLines
 from asterism.training.run.session import Session
@@ -23,7 +23,7 @@ def timed(monkeypatch):
     """A clock by which each step takes a second, and an evaluation on the way as many as the test says."""
     clock = SimpleNamespace(now=0.0, evaluation=0.0)
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    begin, evaluate = Session.begin_step, CausalBytes.evaluate
+    begin, evaluate = Session.begin_step, CausalTokens.evaluate
 
     def begun(self):
         begin(self)
@@ -34,7 +34,7 @@ def timed(monkeypatch):
         return evaluate(self, model, corpus, evaluator)
 
     monkeypatch.setattr(Session, "begin_step", begun)
-    monkeypatch.setattr(CausalBytes, "evaluate", evaluated)
+    monkeypatch.setattr(CausalTokens, "evaluate", evaluated)
     return clock
 
 
