@@ -9,4 +9,4 @@ from asterism.evaluation.record import Scores, TaskScore
 from asterism.evaluation.ruler import Answering, evaluate_ruler
 from asterism.evaluation.tasks import GROUPS, TASKS
 
-__all__ = ["GROUPS", "TASKS", "Answering", "CausalModel", "TaskScore", "Scores", "evaluate_ruler", "open_causal"]
+__all__ = ["GROUPS", "TASKS", "Answering", "CausalModel", "Scores", "TaskScore", "evaluate_ruler", "open_causal"]

@@ -47,10 +47,10 @@ def with_own_name(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_cache(cache: Cache | None) -> dict[str, Any]:
-    """The argument by which an output of transformers is given a cache."""
+    """The argument by which `generate` and outputs of transformers are given a cache."""
     return {CACHE: cache}
 
 
 def cache_of(output: Any) -> Any:
-    """The cache in the output of a model, or None."""
+    """The cache in the output of a model or of `generate`, or None."""
     return getattr(output, CACHE, None)

@@ -23,6 +23,7 @@ from asterism.layers.kept import Seen
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.cache import PatternCache
 from asterism.models.cache.layer import PatternCacheLayer
+from asterism.models.cache.naming import with_cache
 from asterism.models.drop_in.places import find_attention
 from asterism.patterns import parse
 
@@ -108,8 +109,8 @@ class Prefix:
         model.generate(  # type: ignore[operator]
             input_ids,
             attention_mask=torch.ones_like(input_ids) if attention_mask is None else attention_mask,
-            past_key_values=cache,
             generation_config=how,
+            **with_cache(cache),
         )
         return cls(model, cache, input_ids)
 

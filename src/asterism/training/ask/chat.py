@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from asterism.errors import ConfigurationError
+from asterism.models.cache.naming import cache_of, with_cache
 from asterism.quiet import quiet_transformers
 from asterism.randomness import derive, isolated
 from asterism.training.pipeline import Run
@@ -63,15 +64,15 @@ class Chat:
             found = model.generate(
                 prompt.to(model.device),
                 attention_mask=torch.ones_like(prompt, device=model.device),
-                past_key_values=cache,
                 streamer=CharacterStreamer(tokenizer, write),
                 return_dict_in_generate=True,
+                **with_cache(cache),
                 **self.run.objective.ending,
                 **self.arguments,
             )
         sequence = found.sequences[:, prompt.shape[1] :].cpu()
         self._read = [*tokens, *sequence[0].tolist()][:-1]  # the last token was generated, but not read
-        self._cache = found.past_key_values
+        self._cache = cache_of(found)
         said = self.run.objective.written(prompt, sequence).decode().removeprefix("\n")
         self.messages = [*messages, {"role": "assistant", "content": said}]
         return said

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import use_pattern
+from asterism.models.cache.naming import cache_in
 from asterism.models.drop_in.places import find_attention, is_causal
 from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
@@ -104,7 +105,7 @@ def without_cache(model: PreTrainedModel) -> PreTrainedModel:
 def _make_none(
     model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    silent = named.get("use_cache") is None and named.get("past_key_values") is None
+    silent = named.get("use_cache") is None and cache_in(named) is None
     return (arguments, named | {"use_cache": False}) if silent else None
 
 
