@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.models import Prefix, use_pattern
 from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.naming import cache_of, with_cache
 
 pytestmark = pytest.mark.model
 TEXT = "interleave(fixed(stride=6, summary=1), window(left=4), sinks(first=1, window=3))"
@@ -27,7 +28,7 @@ def state(cache) -> list[torch.Tensor]:
 
 
 def continued(prefix: Prefix, ids: torch.Tensor, **more) -> torch.Tensor:
-    return prefix.model.generate(ids, past_key_values=prefix.cache_for(ids), **MORE, **more)
+    return prefix.model.generate(ids, **with_cache(prefix.cache_for(ids)), **MORE, **more)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -89,12 +90,12 @@ def test_turns_of_a_conversation_read_only_what_is_new() -> None:
     )
     said = model.generate(ids, return_dict_in_generate=True, **MORE)
     for turn in range(3):
-        prefix = Prefix(model, said.past_key_values, said.sequences)
+        prefix = Prefix(model, cache_of(said), said.sequences)
         assert prefix.input_ids.shape[1] == said.sequences.shape[1] - 1, "the last token was not read"
         asked = torch.cat([said.sequences, random_tokens(1, 4, seed=turn).clamp(min=1)], dim=1)
         seen.clear()
         cache = prefix.cache_for(asked)
-        said = model.generate(asked, past_key_values=cache, return_dict_in_generate=True, **MORE)
+        said = model.generate(asked, **with_cache(cache), return_dict_in_generate=True, **MORE)
         assert seen == [5, 1, 1, 1, 1, 1]
         assert torch.equal(said.sequences, model.generate(asked, **MORE))
 
@@ -106,7 +107,7 @@ def test_an_answer_that_was_edited_goes_back_to_the_common_beginning() -> None:
     other[0, 16] = (other[0, 16] + 1) % 40
     cache = prefix.cache_for(other)
     assert cache.get_seq_length() == 16
-    assert torch.equal(model.generate(other, past_key_values=cache, **MORE), model.generate(other, **MORE))
+    assert torch.equal(model.generate(other, **with_cache(cache), **MORE), model.generate(other, **MORE))
     assert prefix.cache_for(ids).get_seq_length() == 19, "the last token is read again, to have logits"
     other[0, 3] = (other[0, 3] + 1) % 40
     with refusing(ConfigurationError, "prefix-forgotten", "share 3 of the 20"):
@@ -134,7 +135,7 @@ def test_what_a_prefix_cannot_be(tmp_path: Path) -> None:
     dense, ids = build("llama"), random_tokens(1, 8)
     said = dense.generate(ids, return_dict_in_generate=True, **MORE)
     with refusing(ConfigurationError, "prefix-without-pattern", "layer 0", "DynamicLayer", "use_pattern"):
-        Prefix(dense, said.past_key_values, said.sequences)
+        Prefix(dense, cache_of(said), said.sequences)
     model = small_model(TEXT)
     cache = Prefix.read(model, ids).cache
     for wrong in (ids[:, :-1], ids[0], ids.double(), ids.expand(2, -1)):
