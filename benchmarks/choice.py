@@ -37,7 +37,7 @@ from asterism.kernels.choice.choice import choose
 from asterism.kernels.choice.figures import Figures
 from asterism.kernels.choice.measure import time_products
 from asterism.kernels.choice.prices import calibrate
-from asterism.kernels.cpu.processor import limited_to, processor_class
+from asterism.kernels.cpu.processor import limited_to, price_class
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import TileKernel
 
@@ -83,7 +83,7 @@ def main(output: Path, grid: Grid) -> None:
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe("cpu"),
-        "class": processor_class(),
+        "class": price_class(),
         "emulated": limited_to() is not None,
         "grid": asdict(grid),
         "matrix_rates": {name: float(f"{rate:.3g}") for name, rate in figures.matrix_rates.items()},

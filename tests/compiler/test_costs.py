@@ -23,7 +23,11 @@ def fitting():
     return module
 
 
-PROCESSORS = [cost.Processor(kind, threads) for kind in ("avx2", "avx512", "avx512_bf16") for threads in (1, 2)]
+PROCESSORS = [
+    cost.Processor(kind, threads)
+    for kind in ("avx2", "avx512", "avx512_bf16", "avx512_bf16_intel")
+    for threads in (1, 2)
+]
 
 
 @pytest.mark.parametrize("processor", PROCESSORS, ids=lambda one: f"{one.kind}-{one.threads}")
@@ -42,8 +46,8 @@ def test_the_shipped_matrix_rates_are_those_of_the_record():
 
 
 def test_every_class_of_processor_has_figures():
-    """Its own, or those of a lesser one; bfloat16 is the faster only where it has instructions for it."""
-    for kind in ("amx", "avx512_bf16", "avx512", "avx2", "baseline", "neon", "neon_bf16"):
+    """Its own, or those of a lesser one; bfloat16 is the faster only where it has fast instructions for it."""
+    for kind in ("amx", "avx512_bf16", "avx512_bf16_intel", "avx512", "avx2", "baseline", "neon", "neon_bf16"):
         for threads in (1, 2, 3, 64):
             processor = cost.Processor(kind, threads)
             assert set(cost.shipped("cpu", "float32", True, processor)) == set(cost.shipped("cpu", "float32", True))

@@ -109,7 +109,7 @@ def test_a_run_keeps_the_prices_that_the_library_gave_it(monkeypatch):
     monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
     cell = prices.Cell("float32", True, "cpu")
     kept, before = prices.prices_for("float32"), prices.known_prices(cell).prices
-    monkeypatch.setattr(prices, "processor_class", lambda: "avx512")
+    monkeypatch.setattr(prices, "price_class", lambda: "avx512")
     start_again(monkeypatch)
     after = prices.known_prices(cell).prices
     with prices.pinned(json.loads(json.dumps(kept))):

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from asterism.compiler.cost import Processor, shipped_matrix_rates
 from asterism.kernels.choice import prices
 from asterism.kernels.cpu import build, processor
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
@@ -41,6 +42,21 @@ def test_each_class_is_recognised(name, pretend):
     pretend((*X86[name], "sse2", "avx_vnni"))
     assert processor.processor_class() == name
     assert processor.multiplies_bfloat16() == (name in ("amx", "avx512_bf16"))
+
+
+@pytest.mark.parametrize(("vendor", "kind"), (("GenuineIntel", "avx512_bf16_intel"), ("AuthenticAMD", "avx512_bf16")))
+def test_prices_know_who_made_a_processor_that_multiplies_bfloat16_without_amx(vendor, kind, monkeypatch):
+    """Intel's multiply it at half the rate of float32, AMD's at twice the rate: so `dtype: auto` differs."""
+    known = {"vendor_id": vendor, "flags": ""}
+    monkeypatch.setattr(processor, "processor", lambda: known)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name in processor._LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    for name, features in X86.items():
+        known["flags"] = " ".join(features)
+        assert processor.price_class() == (kind if name == "avx512_bf16" else name)
+    rates = shipped_matrix_rates(Processor(kind, 2))
+    assert (rates["bfloat16"] > rates["float32"]) == (vendor == "AuthenticAMD")
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def prices() -> Finding:
 
     from asterism.compiler.cost import Processor, has_figures
     from asterism.kernels.choice.figures import file_name, stored
-    from asterism.kernels.cpu.processor import processor_class
+    from asterism.kernels.cpu.processor import price_class
 
     threads = torch.get_num_threads()
     figures, damage = stored(threads)
@@ -200,7 +200,7 @@ def prices() -> Finding:
     if figures.nanoseconds:
         measured = ", ".join(sorted(figures.nanoseconds))
         return Finding(name="prices", state=OK, value=f"measured here for {measured} ({file_name(threads)})")
-    if has_figures(Processor(processor_class(), threads)):
+    if has_figures(Processor(price_class(), threads)):
         return Finding(name="prices", state=OK, value="shipped for this class of processor")
     return Finding(
         name="prices",

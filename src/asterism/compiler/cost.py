@@ -44,7 +44,7 @@ class Curve(NamedTuple):
 
 
 class Processor(NamedTuple):
-    """What figures of CPUs are for: a class, as kernels/cpu/processor.py names it, and a number of threads."""
+    """What figures of CPUs are for: a class, as `price_class` in kernels/cpu/processor.py names it, and its threads."""
 
     kind: str
     threads: int

@@ -26,7 +26,7 @@ from asterism.compiler.cost import Curve, Prices, Processor, has_figures, shippe
 from asterism.kernels.choice.figures import Figures, alone, keep, stored
 from asterism.kernels.choice.measure import DTYPES, time_attention, time_products, time_two_products
 from asterism.kernels.cpu import is_available
-from asterism.kernels.cpu.processor import processor_class
+from asterism.kernels.cpu.processor import price_class
 
 _AT_NEED, _IN_FULL = 1.8, 4.0
 """Seconds for a dtype and direction: of the ways that a call chooses from, and of all ways when calibrating."""
@@ -74,7 +74,7 @@ class _Machine:
     """
 
     def __init__(self, figures: Figures | None = None) -> None:
-        self.processor = Processor(processor_class(), torch.get_num_threads())
+        self.processor = Processor(price_class(), torch.get_num_threads())
         self.is_switched_off = os.environ.get("ASTERISM_CALIBRATE") == "0"
         self.figures = self._kept() if figures is None else figures
         self.lists: dict[Cell, PriceList] = {}

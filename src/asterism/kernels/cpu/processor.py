@@ -96,6 +96,17 @@ def processor_class() -> str:
     return found if found in ("avx2", "avx512") else "baseline"
 
 
+def price_class() -> str:
+    """The class that prices and rates are for: `processor_class`, but avx512_bf16_intel for Intel's of avx512_bf16.
+
+    Both have the instructions, but where AMD's processors multiply bfloat16 twice as fast as float32, Intel's are half
+    as fast: they were made to use AMX, which virtual machines often hide.
+    """
+    found = processor_class()
+    is_intel = processor().get("vendor_id") == "GenuineIntel"
+    return "avx512_bf16_intel" if found == "avx512_bf16" and is_intel else found
+
+
 def multiplies_bfloat16() -> bool:
     """Whether it has instructions for products in bfloat16; without them a product takes up to a hundred times as long
     as in float32.
