@@ -57,6 +57,10 @@ def test_prices_know_who_made_a_processor_that_multiplies_bfloat16_without_amx(v
         assert processor.price_class() == (kind if name == "avx512_bf16" else name)
     rates = shipped_matrix_rates(Processor(kind, 2))
     assert (rates["bfloat16"] > rates["float32"]) == (vendor == "AuthenticAMD")
+    known["flags"] = " ".join(X86["avx512_bf16"])
+    monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
+    monkeypatch.setattr(prices, "_machine", None)
+    assert arithmetic._prefers_bfloat16() == (vendor == "AuthenticAMD")
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def processor_class() -> str:
 def price_class() -> str:
     """The class that prices and rates are for: `processor_class`, but avx512_bf16_intel for Intel's of avx512_bf16.
 
-    Both have the instructions, but where AMD's processors multiply bfloat16 twice as fast as float32, Intel's are half
-    as fast: they were made to use AMX, which virtual machines often hide.
+    Both have the instructions, but of the two that were measured AMD's multiplies bfloat16 twice as fast as float32,
+    and Intel's, whose AMX a virtual machine hides, half as fast.
     """
     found = processor_class()
     is_intel = processor().get("vendor_id") == "GenuineIntel"
