@@ -32,7 +32,9 @@ TINY = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_he
 def check(family: str) -> None:
     found = native_models.tell(family)
     if transformers.__version__ == VERSION:
-        assert TABLE.get(family) == (None if found is None else found.row)
+        row = None if found is None else found.row
+        # What is rounded to float32 inside may be rounded alike on another processor.
+        assert TABLE.get(family) in (row, row and row.replace("| exact |", "| float32 |"))
 
 
 @pytest.mark.parametrize("family", FEW)

@@ -134,6 +134,13 @@ def test_a_faint_leak_is_undecided(monkeypatch):
     assert f"with token {key}, which is hidden from it" in verdict.seen
 
 
+def test_what_two_replacements_move_alike_is_not_read(monkeypatch):
+    model = mistral(sliding_window=6)
+    planted.rounded_by_company(monkeypatch, model)
+    (verdict,) = check_windows(model, attention=["sdpa"], paths=["prefill"]).verdicts
+    assert verdict.state == "applied"
+
+
 def test_rows_that_are_not_treated_alike_are_undecided(monkeypatch):
     model = mistral(sliding_window=6)
     planted.second_row_dropped(monkeypatch, model)

@@ -250,15 +250,17 @@ def assert_as_good(name, found, expected, compared, dtype, rounding):
 def assert_all_as_good(found, expected, compared, dtype, from_lse=False):
     """Each result is as good as plain arithmetic, up to one rounding; gradients are rounded at their common scale.
 
-    from_lse  the backward pass computes weights again as exp(score - log-sum-exp), in float32. What rounding takes
-              from a log-sum-exp of 400 is a relative error of all weights of its row, which arithmetic that
-              subtracts the highest score does not have; so the rounding allowed to gradients grows with it
+    from_lse  scores are summed in float32, where plain arithmetic rounds each to its dtype first; and the backward
+              pass computes weights again as exp(score - log-sum-exp), in float32. What rounding takes from a
+              log-sum-exp of 400 is a relative error of all weights of its row, which arithmetic that subtracts the
+              highest score does not have; so the rounding allowed to gradients grows with it
     """
     assert found.keys() == expected.keys() == compared.keys()
     scale = {name: np.abs(x[np.isfinite(x)]).max(initial=0) for name, x in expected.items()}
     scale |= dict.fromkeys(GRADIENTS, max(scale[name] for name in GRADIENTS))
     for name in found:
-        rounding = torch.finfo(found[name].dtype).eps / 2 * scale[name]
+        digits = dtype if name == "lse" and not from_lse else found[name].dtype
+        rounding = torch.finfo(digits).eps / 2 * scale[name]
         if from_lse and name in GRADIENTS and dtype == torch.float32:
             rounding *= max(1, 2 * scale.get("lse", 0))
         assert_as_good(name, found[name], expected[name], compared[name], dtype, rounding)

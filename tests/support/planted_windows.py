@@ -122,6 +122,19 @@ def faint_leak(patch: Any, model: Any) -> None:
     patch.setattr(attention, "forward", leaking)
 
 
+def rounded_by_company(patch: Any, model: Any) -> None:
+    """Rows in which a token is another than in the first one are all rounded alike, whatever that token is."""
+    attention = model.model.layers[0].self_attn
+    forward = attention.forward
+
+    def rounding(hidden_states: torch.Tensor, *args: Any, **more: Any) -> Any:
+        output, *others = forward(hidden_states, *args, **more)
+        is_other = (hidden_states != hidden_states[:1]).flatten(1).any(dim=1)
+        return (output + 1e-7 * is_other[:, None, None], *others)
+
+    patch.setattr(attention, "forward", rounding)
+
+
 def chunks_ignored(patch: Any, model: Any) -> None:
     patch.setattr(masking_utils, "chunked_causal_mask_function", lambda size, left: masking_utils.causal_mask_function)
 

@@ -176,6 +176,8 @@ def check_terms(chosen: TermCase, implementation: str) -> None:
         rounding = torch.finfo(dtype).eps / 2 * max(tensors[name], largest * name.startswith("d"))
         if implementation in FUSED and name.startswith("d"):  # what a product reads is rounded, and then its result
             rounding *= 2
+            if chosen.case.dtype == torch.float32:  # so is the log-sum-exp that weights are computed from
+                rounding *= max(1, tensors["lse"])
         if implementation in FUSED and name == "dbias":  # a sum over distances, each off by a rounding of its own
             rounding *= math.sqrt(chosen.case.n_queries + chosen.case.n_keys)
         assert_as_good(name, found[name], expected[name], compared[name], chosen.case.dtype, rounding)

@@ -70,11 +70,10 @@ class Intervals:
     def __and__(self, other: Self) -> Self:
         # Counting +1 at every start and -1 at every stop, in order: where the count is 2, both cover up to the next.
         # Of 0-4 and 2-6 the counts are 1 at 0, 2 at 2, 1 at 4 and 0 at 6. At equal positions, stops come first.
-        position = np.concatenate([self.starts, other.starts, self.stops, other.stops])
-        opening = np.ones(len(position), np.int64)
-        opening[len(position) // 2 :] = -1
-        order = np.lexsort((opening, position))
-        position, covering = position[order], np.cumsum(opening[order])
+        # The last bit says which it is, as sorting numbers is many times faster than sorting places by two keys.
+        ends = np.concatenate([2 * self.starts + 1, 2 * other.starts + 1, 2 * self.stops, 2 * other.stops])
+        ends.sort(kind="stable")
+        position, covering = ends >> 1, np.cumsum(2 * (ends & 1) - 1)
         both = np.flatnonzero(covering == 2)
         return type(self)(position[both], position[both + 1], self.rows, self.width)
 

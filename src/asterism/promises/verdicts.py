@@ -84,7 +84,11 @@ def _of_group(
         extra = pairs & ~allowed & np.logical_or.reduce(moved)
         faint = pairs & ~allowed & np.logical_and.reduce([reach.faint(number, judged) for reach in reaches])
         missing = pairs & allowed & np.logical_and.reduce(unmoved)
-        sizes = np.maximum.reduce([reach.sizes[number] for reach in reaches])
+        measured = np.stack([reach.sizes[number] for reach in reaches])
+        sizes = measured.max(axis=0)
+        # Another replacement moves what reads it by another amount. What moves exactly as before is rounded otherwise
+        # because the replaced token left its company, such as that of an expert.
+        faint &= (len(reaches) == 1) | (np.ptp(measured, axis=0) > 1e-6 * sizes)
         if extra.any():
             query, column = _largest(np.where(extra, sizes, -1.0))
             seen = (

@@ -24,8 +24,8 @@ Bits = NDArray[np.uint64]
 BLOCK = 1024
 """Keys followed at a time: 16 words per query."""
 
-_GATHERED = 2**20
-"""Words looked up at a time."""
+_GATHERED = 2**16
+"""Words looked up at a time: half a megabyte, which the cache of a core holds."""
 
 _FEW = 8
 """Up to so many rows of the table per query are united one after the other, for all queries at once."""

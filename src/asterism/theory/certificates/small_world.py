@@ -142,6 +142,7 @@ def _spectral_gap(graph: Graph) -> float | None:
     The matrix is never built: a product with a vector needs differences of its running sums at the ends of runs. The
     eigenvector of eigenvalue 1 is known and taken out.
     """
+    from scipy.sparse import csr_array
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     n, degrees = graph.n, graph.out_degrees
@@ -150,13 +151,15 @@ def _spectral_gap(graph: Graph) -> float | None:
     if graph.pieces_without(np.arange(0)).any():  # there is a second piece
         return 0.0
     _, start, stop = graph.runs
+    ends = np.stack([start, stop], axis=1).astype(np.int32).ravel()
+    differences = csr_array((np.tile([-1.0, 1.0], len(start)), ends, 2 * graph.offsets), shape=(n, n + 1))
     weight = 1 / np.sqrt(degrees)
     first = np.sqrt(degrees / degrees.sum())
 
     def multiply(vector: Floats) -> Floats:
         vector = vector.ravel()
         sums = np.append(0, np.cumsum(weight * vector))
-        product = weight * np.add.reduceat(sums[stop] - sums[start], graph.offsets[:-1])
+        product = weight * (differences @ sums)
         return product - 2 * first * (first @ vector)  # eigenvalue 1 becomes -1, the least there can be
 
     if n <= SAMPLE:
