@@ -89,11 +89,28 @@ def test_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch's compiler does
-def test_it_compiles_into_one_graph() -> None:
-    hidden = random(2, 9, 6).requires_grad_()
-    mixed = torch.compile(FourierMixing(), fullgraph=True, backend="aot_eager")(hidden)
-    torch.testing.assert_close(mixed, FourierMixing()(hidden))
-    torch.testing.assert_close(torch.autograd.grad(mixed.sum(), hidden)[0], expected(torch.ones_like(hidden)))
+@pytest.mark.parametrize("padded", [False, True])
+def test_it_compiles_into_one_graph(padded: bool) -> None:
+    """Also where the numbers of real tokens are known only when it runs; one graph serves them all."""
+
+    def mix(hidden: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = FourierMixing()(hidden, rows=rows_of(hidden, key_mask=real if padded else None))
+        return mixed
+
+    compiled = torch.compile(mix, fullgraph=True, backend="aot_eager")
+    hidden = random(3, 9, 6).requires_grad_()
+    for counts in ((9, 4, 0), (1, 4, 4)):
+        real = torch.arange(9) < torch.tensor(counts)[:, None]
+        found, wanted = compiled(hidden, real), mix(hidden, real)
+        torch.testing.assert_close(found, wanted)
+        weights = random(3, 9, 6, seed=1)
+        gradients = (torch.autograd.grad(mixed, hidden, weights)[0] for mixed in (found, wanted))
+        torch.testing.assert_close(*gradients)
+
+
+def test_the_operator_of_padded_rows_passes_opcheck() -> None:
+    hidden, real = random(2, 5, 4).requires_grad_(), torch.tensor([[True] * 5, [False, True, True, False, True]])
+    torch.library.opcheck(torch.ops.asterism.fourier_of_rows.default, (hidden, real))
 
 
 def test_refusals_are_one_line() -> None:

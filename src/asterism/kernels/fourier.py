@@ -20,6 +20,46 @@ def fourier(tokens: torch.Tensor) -> torch.Tensor:
     return _Fourier.apply(tokens.to(wide)).to(tokens.dtype) if tokens.numel() else tokens  # type: ignore[no-untyped-call]
 
 
+def fourier_of_rows(tokens: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """The same of the real tokens of each row, in their order and at their number; 0 for the others.
+
+    tokens [B, N, C], real bool [B, N] -> [B, N, C]. How many tokens are real is known only when numbers are there, so
+    torch.compile keeps this as an operator.
+    """
+    return _of_rows(tokens, real) if torch.compiler.is_dynamo_compiling() else _each_length(tokens, real)
+
+
+def _each_length(tokens: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """One transform for all rows with as many real tokens."""
+    mixed, counts = torch.zeros_like(tokens), real.sum(dim=1)
+    for length in counts.unique().tolist():
+        these = real & (counts == length)[:, None]
+        mixed[these] = fourier(tokens[these].unflatten(0, (-1, length or 1))).flatten(0, 1)
+    return mixed
+
+
+@torch.library.custom_op("asterism::fourier_of_rows", mutates_args=())
+def _of_rows(tokens: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    return _each_length(tokens, real)
+
+
+@_of_rows.register_fake
+def _shape_of_rows(tokens: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tokens)
+
+
+def _keep_real(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _gradient_of_rows(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """The operator is its own transpose, row by row, too."""
+    return _of_rows(gradient, *ctx.saved_tensors), None
+
+
+_of_rows.register_autograd(_gradient_of_rows, setup_context=_keep_real)
+
+
 class _Fourier(torch.autograd.Function):
     """A linear operator that is its own transpose, so every derivative is the operator again."""
 

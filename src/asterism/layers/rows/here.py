@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asterism import kernels
-from asterism.kernels.fourier import fourier
+from asterism.kernels.fourier import fourier, fourier_of_rows
 from asterism.layers.rows.padding import Packing, cut_into_rows, lay_end_to_end
 from asterism.layers.rows.rows import Rows, in_documents
 from asterism.layers.rows.trees import refuse_distances
@@ -82,14 +82,7 @@ class RowsHere(Rows):
     # --- other mixers ---
 
     def fourier(self, hidden: Tensor) -> Tensor:
-        if self.real is None:
-            return fourier(hidden)
-        mixed = torch.zeros_like(hidden)
-        counts = self.real.sum(dim=1)
-        for length in counts.unique().tolist():
-            real = self.real & (counts == length)[:, None]
-            mixed[real] = fourier(hidden[real].unflatten(0, (-1, length or 1))).flatten(0, 1)
-        return mixed
+        return fourier(hidden) if self.real is None else fourier_of_rows(hidden, self.real)
 
     # --- what heads ask of whole rows ---
 
