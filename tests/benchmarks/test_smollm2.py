@@ -1,0 +1,80 @@
+"""What benchmarks/smollm2.py cuts, scores and times, with a small Llama of random weights."""
+
+import importlib
+import json
+import lzma
+
+import pytest
+import torch
+from repository import BENCHMARKS
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from asterism.models import use_pattern
+
+pytestmark = pytest.mark.model
+
+SIZES = dict(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+
+
+@pytest.fixture
+def smollm2(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("smollm2")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=48, max_position_embeddings=256))
+    model.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_no_text_is_in_two_files(tmp_path, smollm2):
+    rows = [{"title": f"Title {number}", "text": f"{number:05d}" * 7000} for number in range(2110)]
+    with lzma.open(tmp_path / "rows.jsonl.xz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    smollm2.write_texts(tmp_path / "rows.jsonl.xz", tmp_path / "texts")
+    read = {
+        name: [json.loads(line) for line in (tmp_path / "texts" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "short", "long")
+    }
+    assert [len(read[name]) for name in ("train", "short", "long")] == [2000, 4, 10]
+    assert all(len(row["completion"]) == 6000 for row in read["train"])
+    kinds = [
+        {row["completion"][:5] for row in read["train"]},
+        {row["completion"][:5] for row in read["short"]},
+        {row["text"][:5] for row in read["long"]},
+    ]
+    assert sum(map(len, kinds)) == len(set.union(*kinds)) == 2014
+
+
+def test_losses_are_means_between_places(folder, smollm2, monkeypatch):
+    monkeypatch.setattr(smollm2, "EDGES", (0, 16, 600, 700))
+    row = torch.randint(60, (1, 700), generator=torch.Generator().manual_seed(1))
+    for pattern in (smollm2.DENSE, "window(left=7)"):
+        model = smollm2.load(folder, pattern)
+        nats = functional.cross_entropy(model(row).logits[0, :-1], row[0, 1:], reduction="none").detach()
+        wanted = [nats[:15].mean(), nats[15:599].mean(), nats[599:].mean()]
+        assert smollm2.losses_of(model, row) == pytest.approx([float(one) for one in wanted], abs=1e-5)
+
+
+def test_a_turn_leaves_the_cache_as_it_was(folder, smollm2):
+    for pattern, context, keys in ((smollm2.DENSE, 200, 200), (smollm2.DENSE, 300, 300), (smollm2.SINKS, 300, 300)):
+        model = smollm2.load(folder, pattern)
+        cache, seconds = smollm2.filled(model, pattern, context)
+        assert (seconds is None) == (pattern == smollm2.DENSE and context > 256)  # beyond the model's positions
+        before = smollm2.bytes_of(cache.layers)
+        assert smollm2.rate_of(model, cache, 5) > 0
+        assert cache.get_seq_length() == keys
+        if pattern == smollm2.DENSE:
+            assert before == smollm2.bytes_of(cache.layers) == 2 * 2 * 2 * 8 * 4 * context
+
+
+def test_a_pattern_is_followed(folder, smollm2):
+    row = torch.randint(60, (1, 200), generator=torch.Generator().manual_seed(1))
+    model = smollm2.load(folder, smollm2.WINDOW)
+    wanted = use_pattern(LlamaForCausalLM.from_pretrained(folder).eval(), smollm2.WINDOW)
+    assert torch.equal(model(row).logits, wanted(row).logits)
+    assert not torch.equal(model(row).logits, smollm2.load(folder, smollm2.DENSE)(row).logits)
