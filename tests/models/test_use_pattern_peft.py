@@ -1,6 +1,8 @@
 """Adapters of PEFT keep the pattern. Skipped where PEFT is not installed."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -83,3 +85,27 @@ def test_an_adapter_trains_and_generates_by_the_pattern(folder) -> None:
     assert all(p.grad is not None for name, p in model.named_parameters() if "lora" in name)
     texts = [model.generate(input_ids=TOKENS, max_new_tokens=6, use_cache=use_cache) for use_cache in (True, False)]
     assert torch.equal(*texts)
+
+
+LATE = """
+import sys, torch, asterism.models
+from transformers import AutoModelForCausalLM
+base = AutoModelForCausalLM.from_pretrained({base!r})
+assert "peft" not in sys.modules
+from importlib.util import find_spec
+assert find_spec("peft")  # as transformers asks whether it is there
+from peft import PeftModel
+model = PeftModel.from_pretrained(base, {adapter!r})
+torch.save(model(torch.load({tokens!r})).logits, {found!r})
+"""
+
+
+def test_peft_may_be_imported_last(folder, tmp_path) -> None:
+    """After a base model was loaded, too."""
+    model = adapted(use_pattern(load(folder), TEXT))
+    model.save_pretrained(folder / "adapter")
+    torch.save(TOKENS, tmp_path / "tokens.pt")
+    names = {"base": "base", "adapter": "adapter", "tokens": "tokens.pt", "found": "found.pt"}
+    script = LATE.format(**{name: str(tmp_path / file) for name, file in names.items()})
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "found.pt"), model(TOKENS).logits.detach())

@@ -8,7 +8,11 @@ say what to import, and keeps the task in a field of ours.
 """
 
 import sys
+from collections.abc import Sequence
 from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -29,14 +33,40 @@ _REFUSED_TASK = "none without asterism: the adapter follows a pattern, so import
 
 
 def remember_in_adapters() -> None:
-    """Have PEFT, where it is imported, keep patterns. Calling it again changes nothing."""
+    """Have PEFT keep patterns, now or when it is imported. Calling it again changes nothing."""
     peft = sys.modules.get("peft")
     tuners = sys.modules.get("peft.tuners.tuners_utils")
     if peft is None or tuners is None or not hasattr(peft, "PeftModel"):
+        if not any(isinstance(finder, _PeftFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _PeftFinder())
         return
     _keep_in_configurations(peft.PeftConfig)
     _keep_in_models(peft.PeftModel)
     _follow_when_put_on(tuners.BaseTuner)
+
+
+class _PeftFinder(MetaPathFinder):
+    """Finds PEFT as the other finders do, and has patterns kept once it is there.
+
+    Importing it early would take a second of everyone who never puts an adapter on.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "peft":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_remember(module: ModuleType) -> None:
+                run(module)
+                remember_in_adapters()
+
+            spec.loader.exec_module = run_and_remember  # type: ignore[method-assign]
+        return spec
 
 
 def _keep_in_configurations(kind: Any) -> None:

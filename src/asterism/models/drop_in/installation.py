@@ -17,7 +17,7 @@ def install() -> None:
     - `PreTrainedModel`: `get_correct_attn_implementation` and `post_init` restore a pattern where a model is built, and
       `set_attn_implementation` warns where one is set aside.
     - Of PEFT, once it is imported: `PeftConfig.to_dict`, `PeftConfig.from_peft_type`, `PeftModel.save_pretrained` and
-      `BaseTuner.__init__` keep the pattern of an adapter's model. PEFT is looked for again whenever a model is built.
+      `BaseTuner.__init__` keep the pattern of an adapter's model. A finder in front of `sys.meta_path` sees the import.
 
     A model without a pattern works as before.
     """

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from asterism.models.drop_in.adapters import remember_in_adapters
 from asterism.models.drop_in.field import IMPLEMENTATION, is_set_aside
 from asterism.models.drop_in.interface import interface_of
 from asterism.models.drop_in.use_pattern import restore_pattern
@@ -36,7 +35,6 @@ def restore_when_built(kind: type[PreTrainedModel]) -> None:
     @wraps(finish)
     def post_init(self: PreTrainedModel) -> None:
         finish(self)
-        remember_in_adapters()
         if self.config.asterism_pattern is not None and any(interface_of(module) for module in self.modules()):
             restore_pattern(self)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import read_json
-from asterism.models.drop_in.adapters import BASE_FIELD, remember_in_adapters
+from asterism.models.drop_in.adapters import BASE_FIELD
 from asterism.presence import require_package
 from asterism.system import sha256_of
 from asterism.training.settings.lora import ALL, Lora
@@ -40,7 +40,6 @@ def add_adapter(model: PreTrainedModel, lora: Lora, base: Path) -> None:
         warnings.simplefilter("ignore")
         import peft
 
-    remember_in_adapters()
     config: Any = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
