@@ -25,8 +25,9 @@ LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257)
 def test_dense_is_the_predicate(drawn):
     pattern = build(drawn)
     for length in LENGTHS:
-        assert pattern.dense(length).dtype == np.bool_
-        np.testing.assert_array_equal(pattern.dense(length), oracle.picture(drawn, length), err_msg=f"{length=}")
+        found = pattern.dense(length)
+        assert found.dtype == np.bool_
+        np.testing.assert_array_equal(found, oracle.picture(drawn, length), err_msg=f"{length=}")
 
 
 @pytest.mark.parametrize("drawn", ALL, ids=named)

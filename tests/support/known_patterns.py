@@ -149,4 +149,5 @@ UNSTABLE = {
 
 
 def named(value) -> str:
-    return value.text if isinstance(value, oracle.Rule) else repr(value)
+    text = value.text if isinstance(value, oracle.Rule) else repr(value)
+    return text if len(text) <= 200 else f"{text[:160]}...{text[-30:]}"
