@@ -17,7 +17,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,7 +62,7 @@ def main() -> None:
     for turn in range(arguments.turns + 1):
         print(f"turn {turn} of {arguments.turns}", file=sys.stderr)
         for contender in order.sample(contenders, len(contenders)):
-            rate = _take_turn(contender, arguments.tokens)
+            rate = rate_of(contender.step, contender.cache, arguments.tokens)
             contender.rates += [rate] * (turn > 0)  # the first turn warms up
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -137,26 +137,31 @@ def _filled(
         model(tokens, past_key_values=cache, logits_to_keep=1)
         prefills.append(time.perf_counter() - start)
     weights = sum(parameter.nbytes for name, parameter in model.named_parameters() if "embed_tokens" not in name)
+    slots = living = bytes_of(cache.layers)
     if isinstance(cache.layers[0], PatternCacheLayer):
-        slots = sum(layer.nbytes for layer in cache.layers)
         living = sum(len(kept) for layer in cache.layers for kept in layer.kept().values()) * 2 * 64 * 4
-    else:
-        slots = living = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     counted = {"weights": weights, "slots": slots, "living": living}
     return Contender(name, context, model if step is None else step, cache, prefills, counted)
 
 
 @torch.inference_mode()
-def _take_turn(contender: Contender, tokens: int) -> float:
-    """Tokens per second."""
+def rate_of(step: Callable[..., Any], cache: Cache, tokens: int) -> float:
+    """Tokens per second of so many likeliest tokens, which are taken back."""
     token = torch.zeros(1, 1, dtype=torch.int64)
     start = time.perf_counter()
     for _ in range(tokens):
-        out = contender.step(token, past_key_values=contender.cache, use_cache=True)
+        out = step(token, past_key_values=cache, use_cache=True)
         token = out.logits[:, -1:].argmax(dim=-1)
     seconds = time.perf_counter() - start
-    contender.cache.crop(-tokens)
+    cache.crop(-tokens)
     return tokens / seconds
+
+
+def bytes_of(layers: Sequence[Any]) -> int:
+    """Of the slots of a pattern's cache, or of the keys and values of any other."""
+    return sum(
+        one.nbytes if isinstance(one, PatternCacheLayer) else one.keys.nbytes + one.values.nbytes for one in layers
+    )
 
 
 def _row(contender: Contender) -> dict[str, Any]:

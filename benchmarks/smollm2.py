@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from decoding import bytes_of, rate_of
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 from asterism.bench.machine import describe
 from asterism.models import use_pattern
 from asterism.models.cache.cache import PatternCache
-from asterism.models.cache.layer import PatternCacheLayer
 
 SINKS, WINDOW = "sinks(first=4, window=124)", "window(left=127)"
 DENSE = "dense"
@@ -184,24 +184,6 @@ def filled(model: PreTrainedModel, pattern: str, context: int) -> tuple[Any, flo
     return cache, time.perf_counter() - start
 
 
-@torch.inference_mode()
-def rate_of(model: PreTrainedModel, cache: Any, tokens: int) -> float:
-    token = torch.zeros(1, 1, dtype=torch.int64)
-    start = time.perf_counter()
-    for _ in range(tokens):
-        token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(dim=-1)
-    seconds = time.perf_counter() - start
-    cache.crop(-tokens)
-    return tokens / seconds
-
-
-def bytes_of(layers: list[Any]) -> int:
-    """Of the slots of a pattern's cache, or of the keys and values of any other."""
-    ours = (one for one in layers if isinstance(one, PatternCacheLayer))
-    others = (one for one in layers if not isinstance(one, PatternCacheLayer))
-    return sum(one.nbytes for one in ours) + sum(one.keys.nbytes + one.values.nbytes for one in others)
-
-
 # --- the record ------------------------------------------------------------------------------------------------------
 
 
@@ -232,13 +214,12 @@ def report(record: dict[str, Any]) -> None:
     if losses := record.get("losses"):
         print("| | " + " | ".join(f"{a:,} to {b:,}" for a, b in zip(EDGES, EDGES[1:], strict=False)) + " |")
         print("|---" * len(EDGES) + "|")
+        adapted, control = f"{SINKS} adapted", f"{SINKS} control"
         for name, rows in losses.items():
-            cells = []
-            for column, dense in zip(zip(*rows, strict=True), zip(*losses[DENSE], strict=True), strict=True):
-                apart = [one - other for one, other in zip(column, dense, strict=True)]
-                error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
-                cells.append(f"{statistics.fmean(column):.3f}" + (f" ± {error:.3f}" if name != DENSE else ""))
-            print(f"| `{name}` | " + " | ".join(cells) + " |")
+            print(f"| `{name}` | " + " | ".join(_cells(rows, losses[DENSE] if name != DENSE else None)) + " |")
+        if adapted in losses and control in losses:
+            difference = ", ".join(f"{one:.3f} ± {error:.3f}" for one, error in apart(losses[adapted], losses[control]))
+            print(f"learned under the pattern, less the control, both under it: {difference}")
     if rates := record.get("rates"):
         print("| tokens before | tokens/s, dense | pattern | ratio | cache in MB | pattern | read in s | pattern |")
         print("|---|---|---|---|---|---|---|---|")
@@ -249,6 +230,23 @@ def report(record: dict[str, Any]) -> None:
             shown += [f"{one['cache_bytes'] / 1e6:.1f}" for one in (dense, ours)]
             shown += ["" if one["read_seconds"] is None else f"{one['read_seconds']:.1f}" for one in (dense, ours)]
             print(f"| {int(context):,} | " + " | ".join(shown) + " |")
+
+
+def apart(rows: list[list[float]], others: list[list[float]]) -> list[tuple[float, float]]:
+    """The mean difference of the same texts, and its standard error, for each column."""
+    found = []
+    for column, other in zip(zip(*rows, strict=True), zip(*others, strict=True), strict=True):
+        each = [one - two for one, two in zip(column, other, strict=True)]
+        error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.nan
+        found.append((statistics.fmean(each), error))
+    return found
+
+
+def _cells(rows: list[list[float]], others: list[list[float]] | None) -> list[str]:
+    means = [f"{statistics.fmean(column):.3f}" for column in zip(*rows, strict=True)]
+    if others is None:
+        return means
+    return [f"{mean} ± {error:.3f}" for mean, (_, error) in zip(means, apart(rows, others), strict=True)]
 
 
 def draw(rates: dict[str, Any], path: Path) -> None:

@@ -3,10 +3,11 @@
 import importlib
 import json
 import lzma
+import re
 
 import pytest
 import torch
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -78,3 +79,16 @@ def test_a_pattern_is_followed(folder, smollm2):
     wanted = use_pattern(LlamaForCausalLM.from_pretrained(folder).eval(), smollm2.WINDOW)
     assert torch.equal(model(row).logits, wanted(row).logits)
     assert not torch.equal(model(row).logits, smollm2.load(folder, smollm2.DENSE)(row).logits)
+
+
+def test_the_page_has_the_figures_of_the_record(smollm2, capsys):
+    """Every cell of its tables that is measured by the script, and the difference that its text names."""
+    record = json.loads((BENCHMARKS / "results" / "smollm2.json").read_text())
+    smollm2.report(record)
+    lines, page = capsys.readouterr().out.splitlines(), docs_page("smollm2.md").read_text()
+    tables = [line for line in lines if re.match(r"\| [`\d]", line)]
+    rows = [line.split(" | ", 1)[1].replace("1509.9", "1,509.9") for line in tables]
+    assert len(rows) == 7 + 4
+    assert all(f" | {row}\n" in page for row in rows), [row for row in rows if f" | {row}\n" not in page]
+    (difference,) = (line for line in lines if line.startswith("learned under the pattern"))
+    assert difference.endswith("0.060 ± 0.008, -0.010 ± 0.012, -0.061 ± 0.006, -0.060 ± 0.006, -0.055 ± 0.004")

@@ -7,7 +7,6 @@ import torch
 from hypothesis import strategies as st
 from kernel_cases import (
     DTYPES_OF,
-    FROM_LSE,
     Case,
     Inputs,
     assert_all_as_good,
@@ -62,7 +61,7 @@ def check(pattern, inputs, implementation, **options):
         exact(inputs, scale, with_lse),
         plain(inputs, scale, with_lse),
         inputs.q.dtype,
-        from_lse=implementation in FROM_LSE,
+        implementation,
     )
 
 

@@ -36,6 +36,8 @@ DTYPES_OF = {
 }
 """What each implementation that needs no GPU computes in, finest first."""
 GRADIENTS = ("dq", "dk", "dv")
+ROUNDS_SCORES = ("eager", "auto")
+"""The implementations that make scores in the dtype of queries and keys, or that may choose one."""
 FROM_LSE = ("cpu", "triton", "auto")
 """The implementations whose backward pass computes weights from a log-sum-exp in float32, or that may choose one."""
 
@@ -247,21 +249,21 @@ def assert_as_good(name, found, expected, compared, dtype, rounding):
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
-def assert_all_as_good(found, expected, compared, dtype, from_lse=False):
+def assert_all_as_good(found, expected, compared, dtype, implementation=None):
     """Each result is as good as plain arithmetic, up to one rounding; gradients are rounded at their common scale.
 
-    from_lse  scores are summed in float32, where plain arithmetic rounds each to its dtype first; and the backward
-              pass computes weights again as exp(score - log-sum-exp), in float32. What rounding takes from a
-              log-sum-exp of 400 is a relative error of all weights of its row, which arithmetic that subtracts the
-              highest score does not have; so the rounding allowed to gradients grows with it
+    Of ROUNDS_SCORES, the log-sum-exp is as good as the scores, which are rounded to the dtype first. The backward pass
+    of FROM_LSE computes weights again as exp(score - log-sum-exp), in float32. What rounding takes from a log-sum-exp
+    of 400 is a relative error of all weights of its row, which arithmetic that subtracts the highest score does not
+    have; so the rounding allowed to gradients grows with it.
     """
     assert found.keys() == expected.keys() == compared.keys()
     scale = {name: np.abs(x[np.isfinite(x)]).max(initial=0) for name, x in expected.items()}
     scale |= dict.fromkeys(GRADIENTS, max(scale[name] for name in GRADIENTS))
     for name in found:
-        digits = dtype if name == "lse" and not from_lse else found[name].dtype
+        digits = dtype if name == "lse" and implementation in ROUNDS_SCORES else found[name].dtype
         rounding = torch.finfo(digits).eps / 2 * scale[name]
-        if from_lse and name in GRADIENTS and dtype == torch.float32:
+        if implementation in FROM_LSE and name in GRADIENTS and dtype == torch.float32:
             rounding *= max(1, 2 * scale.get("lse", 0))
         assert_as_good(name, found[name], expected[name], compared[name], dtype, rounding)
 
@@ -292,7 +294,7 @@ def check(case: Case, implementation: str, return_lse: bool = True):
     found = differentiated(attending(case, inputs, implementation, return_lse), inputs)
     with_lse = "lse" in found
     expected, compared = exact(inputs, case.factor, with_lse), plain(inputs, case.factor, with_lse)
-    assert_all_as_good(found, expected, compared, case.dtype, from_lse=implementation in FROM_LSE)
+    assert_all_as_good(found, expected, compared, case.dtype, implementation)
     assert all(found[name].dtype == case.dtype for name in ("out", *GRADIENTS))
     empty, unread = ~inputs.mask.any(-1), unread_keys(inputs)
     zeros = [found["out"][empty], found["dq"][empty], found["dk"][unread], found["dv"][unread]]

@@ -390,7 +390,7 @@ def test_a_run_continues_a_typed_prompt(settings, tmp_path, capsysbinary):
 
 def test_long_evaluations_are_announced(settings, monkeypatch, capsys, tmp_path):
     """Before the first step: answers of many tokens can take longer to write than the training takes."""
-    monkeypatch.setattr("asterism.training.tasks.corpus.MANY_WRITTEN", 6)
+    monkeypatch.setattr("asterism.training.tasks.kinds.writing.MANY_WRITTEN", 6)
     train(settings(steps=1, target_length=7), tmp_path / "long")
     said = capsys.readouterr().err
     assert said.index("writes up to 7 tokens for each of ") < said.index("trained for")

@@ -56,10 +56,11 @@ class _PeftFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "peft":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        # As the import system does, without finders of the old kind.
+        others = (finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((found for find in others if (found := find(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
+            run = spec.loader.exec_module  # of this loader, which is for this module alone
 
             def run_and_remember(module: ModuleType) -> None:
                 run(module)

@@ -139,8 +139,8 @@ def _clustering(graph: Graph, token: int) -> float:
 def _spectral_gap(graph: Graph) -> float | None:
     """1 minus the second largest eigenvalue of the normalised adjacency matrix.
 
-    The matrix is never built: a product with a vector needs differences of its running sums at the ends of runs. The
-    eigenvector of eigenvalue 1 is known and taken out.
+    The matrix is never built: a product with a vector needs differences of its running sums at the ends of runs, which
+    a sparse matrix with two entries per run takes. The eigenvector of eigenvalue 1 is known and taken out.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh

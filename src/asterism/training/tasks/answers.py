@@ -119,6 +119,10 @@ class Answers(ABC, Generic[Example]):
         """
         return {}
 
+    def notes(self, examples: int) -> list[str]:
+        """What to say before training about the evaluation of so many examples."""
+        return []
+
     def page(
         self, scores: Mapping[str, float], examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]]
     ) -> str | None:

@@ -24,15 +24,11 @@ from asterism.training.data.corpora.folders import list_folder
 from asterism.training.data.corpora.packing import Epochs, EpochsByLength
 from asterism.training.data.corpora.splits import Split
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.answers import Answers
-from asterism.training.tasks.kinds.writing import TextAnswers
 from asterism.training.tasks.rows import DrawnRows, ExampleRows, Feature
 from asterism.training.tasks.task import Task
 
 LOOKED_AT = 200
 """The number of examples, read on demand, from which the share of cut ones is estimated before the first step."""
-MANY_WRITTEN = 20_000
-"""Tokens of answers that take minutes to write."""
 
 
 class AskedFeatures(Sequence[list[Feature]]):
@@ -101,7 +97,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
             self.validation_features = list(asked)
             self.asked_features = sum(map(len, self.validation_features))
         labelled = looked_at if isinstance(rows, DrawnRows) else training
-        self.notes += _writing(task.answers, len(validation))
+        self.notes += task.answers.notes(len(validation))
         classes = Counter(label for example in labelled for label in task.examples.classes(example))
         self.summary = [f"data: {len(training):,} training examples and {len(validation):,} for validation"]
         self.summary += [_shares(classes)] if classes else []
@@ -130,16 +126,6 @@ class LabelledCorpus(Corpus[list[Feature]]):
         """The training features of one step."""
         numbers = self.epochs.draw(step * count, count).tolist()
         return [self._feature(number, step, place) for place, number in enumerate(numbers)]
-
-
-def _writing(answers: Answers[Any], examples: int) -> list[str]:
-    """What the evaluation at the end generates, where that can take longer than training."""
-    if not isinstance(answers, TextAnswers) or examples * answers.target_length < MANY_WRITTEN:
-        return []
-    return [
-        f"the evaluation at the end writes up to {answers.target_length:,} tokens for each of {examples:,} validation"
-        " examples; it takes less time with fewer of them, or with a smaller target_length"
-    ]
 
 
 _MOST_CLASSES = 12

@@ -36,6 +36,8 @@ from asterism.training.tasks.rows import Feature, RankedRows, Studied, pad
 
 SHOWN = 5
 """The most examples on the page of a run."""
+MANY_WRITTEN = 20_000
+"""Tokens of answers that take minutes to write."""
 EXCERPT = 600
 """The most characters of each text on the page."""
 
@@ -234,6 +236,15 @@ class TextAnswers(WrittenAnswers[Pair]):
     def model_fields(self) -> dict[str, Any]:
         """Nothing: texts need no names."""
         return {}
+
+    def notes(self, examples: int) -> list[str]:
+        """How much is written at the end, where that can take longer than training."""
+        if examples * self.target_length < MANY_WRITTEN:
+            return []
+        return [
+            f"the evaluation at the end writes up to {self.target_length:,} tokens for each of {examples:,} validation"
+            " examples; it takes less time with fewer of them, or with a smaller target_length"
+        ]
 
     def search(self, **more: Any) -> GenerationConfig:
         """How texts are searched for: what the task says, `more`, and nothing of what the model's folder would."""
