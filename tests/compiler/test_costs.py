@@ -95,7 +95,9 @@ def decided(pattern, tokens, heads, half, training, on_gpu, eager=False):
 
 
 def test_what_the_costs_decide_is_as_it_was(monkeypatch):
-    """As recorded when the figures stood in the source (commit 06cecfa), but for two that changed on 2026-11-23."""
+    """As recorded when the figures stood in the source (commit 06cecfa), but for two that changed on 2026-11-23, and
+    for 34 short calls on GPUs on 2026-11-27, when one was measured.
+    """
     monkeypatch.setattr(prices, "_machine", None)
     monkeypatch.setattr(prices, "Processor", lambda kind, threads: cost.PLANNED_FOR)
     record = json.loads((Path(__file__).with_name("choices.json")).read_text())

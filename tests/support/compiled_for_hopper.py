@@ -152,7 +152,7 @@ def main(dtype_name: str, width: int, tile: int, masked: str, *terms: str) -> No
             print(json.dumps(asdict(read(compiled, blocks, half))), flush=True)
 
     triton.runtime.driver.set_active(Hopper())
-    kernel._launch, kernel._memory = compile_only, lambda device: SHARED_MEMORY
+    kernel.launch, kernel._memory = compile_only, lambda device: SHARED_MEMORY
     tables._SHORTEST_PIECE = 128
     dtype, n = getattr(torch, dtype_name), 600
     q, k, v = (torch.zeros(2, heads, n, width, dtype=dtype) for heads in (4, 2, 2))

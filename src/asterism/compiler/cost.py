@@ -4,8 +4,8 @@ The figures that come with the library are data, in `costs/`: a fixed part and a
 as `benchmarks/choice.py --fit` fits them to times measured on the machine that the file names, or on a lesser one that
 it emulated; elsewhere only their ratios matter. CPUs have a file for each class of processor and number of threads.
 Figures measured on the machine at hand (kernels/choice/prices.py) take their place.
-They choose whether dense attention is the faster way to the same numbers, and `tiles.json` tile sizes and layouts. No
-GPU has been measured: `costs/cuda.json` holds guesses, and says so.
+They choose whether dense attention is the faster way to the same numbers, and `tiles.json` tile sizes and layouts. Of
+GPUs, one has been measured, in half precision: `costs/cuda.json` says what in it is a guess.
 """
 
 import json

@@ -144,8 +144,10 @@ class Operands:
     def check_distances(self) -> None:
         """Raises KernelError where the pattern reads a distance that the terms do not know."""
         (first, past), (least, beyond) = self.known_distances, self.distances
+        if (first, past) == (least, beyond):
+            return
         of_the_past = past == beyond and first <= 0 and self.plan.is_causal
-        if (first, past) == (least, beyond) or of_the_past or (read := self.plan.distances) is None:
+        if of_the_past or (read := self.plan.distances) is None:
             return
         refuse_distances(read, (first, past), self.text)
 

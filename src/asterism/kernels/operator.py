@@ -19,7 +19,13 @@ from asterism.errors import KernelError
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.merging import share
 from asterism.kernels.operands import Attended, Operands
-from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
+from asterism.kernels.transforms import (
+    is_observed,
+    is_transformed,
+    over_batches,
+    refuse_second_derivatives,
+    refuse_tangents,
+)
 
 _OPERANDS = (
     "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, Tensor? bias, Tensor? relative, Tensor? sinks"
@@ -168,18 +174,23 @@ def _callable(
 ) -> Operator:
     """An operator of torch.library with its gradient, and the way to it.
 
-    The gradient that torch.library makes of `save` and `gradient` is for torch.autograd and torch.compile: torch.func
-    refuses it, and forward-mode differentiation passes it by. For them the same two make an autograd.Function.
+    The gradient that torch.library makes of `save` and `gradient` is for torch.compile: torch.func refuses it,
+    forward-mode differentiation passes it by, and an ordinary call with it takes half a millisecond more than the
+    kernel. For them the same two make an autograd.Function, and an ordinary call goes by the operator only where
+    somebody looks at operators.
     """
     registered = torch.library.custom_op(f"asterism::{name}", run, mutates_args=(), schema=schema)
     registered.register_fake(fake)
     registered.register_autograd(gradient, setup_context=save)
     registered.register_vmap(over_batches(registered, _has_rows_apart))
 
-    class Transformed(torch.autograd.Function):
-        forward = staticmethod(registered)
+    class Differentiable(torch.autograd.Function):
+        forward = staticmethod(run)
         setup_context = staticmethod(save)
         backward = staticmethod(gradient)
+
+    class Transformed(Differentiable):
+        forward = staticmethod(registered)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -190,13 +201,17 @@ def _callable(
             return over_batches(Transformed.apply, _has_rows_apart)(info, in_dims, *arguments)
 
     def call(*arguments: Any) -> tuple[Tensor, ...]:
-        if not is_transformed():
+        if is_transformed():
+            if torch.compiler.is_compiling():
+                raise KernelError(
+                    "functional-in-compile", "attention under torch.func or forward-mode derivatives cannot be compiled"
+                )
+            return Transformed.apply(*arguments)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling() or is_observed(arguments):
             return registered(*arguments)
-        if torch.compiler.is_compiling():
-            raise KernelError(
-                "functional-in-compile", "attention under torch.func or forward-mode derivatives cannot be compiled"
-            )
-        return Transformed.apply(*arguments)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            return Differentiable.apply(*arguments)  # type: ignore[no-untyped-call]
+        return run(*arguments)
 
     return call
 
@@ -207,7 +222,7 @@ def _operands(arguments: Sequence[Any]) -> Operands:
 
 def _for_kernel(asked: Operands) -> Operands:
     """The operands as a kernel gets them. Raises KernelError for a pattern that reads what the terms do not know."""
-    operands = replace(asked, sinks=None)
+    operands = asked if asked.sinks is None else replace(asked, sinks=None)
     operands.check_distances()
     return operands.with_whole_bias()
 
@@ -219,6 +234,8 @@ def _without_spoilt(operands: Operands) -> Operands:
     must not become NaN as it is multiplied by a gradient of 0.
     """
     bias, relative = operands.bias, operands.relative
+    if bias is None and relative is None:
+        return operands
     return replace(
         operands,
         bias=None if bias is None else bias.nan_to_num(0, 0, -math.inf),

@@ -20,6 +20,18 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def is_observed(arguments: Sequence[Any]) -> bool:
+    """Whether an operator of these arguments must be called as one: somebody watches operators (modes of dispatch, the
+    tracer, the profiler), or a tensor has its own idea of them, as subclasses of Tensor have."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+        or any(isinstance(x, Tensor) and type(x) not in (Tensor, torch.nn.Parameter) for x in arguments)
+    )
+
+
 _PLAIN = [False]
 """Whether a graph that is exported now is for programs without this library."""
 

@@ -1,18 +1,18 @@
 #include <cstddef>
-#include <sstream>
 #include <string>
 
 #include "interface.hpp"
 
 // Where each field lies, as kernels/cpu/interface.py says it too: a structure changed on one side only would be read at
-// wrong places.
+// wrong places. Without streams of the standard library: in a process with another library that brings its own, as some
+// builds of PyTorch do, writing a number to one crashes.
 extern "C" const char* asterism_layout() {
   static const std::string text = [] {
-    std::ostringstream lines;
-    lines << "group " << kGroup;
-#define STRUCTURE(type) lines << "\n" #type " " << sizeof(type)
-#define FIELD(type, name) \
-  lines << "\n" #type "." #name " at " << offsetof(type, name) << ", " << sizeof(type::name) << " bytes"
+    std::string lines = "group " + std::to_string(kGroup);
+#define STRUCTURE(type) lines += "\n" #type " " + std::to_string(sizeof(type))
+#define FIELD(type, name)                                                           \
+  lines += "\n" #type "." #name " at " + std::to_string(offsetof(type, name)) + ", " + \
+           std::to_string(sizeof(type::name)) + " bytes"
     STRUCTURE(Tensor);
     FIELD(Tensor, data), FIELD(Tensor, batch), FIELD(Tensor, head), FIELD(Tensor, token), FIELD(Tensor, feature);
     STRUCTURE(Pass);
@@ -42,7 +42,7 @@ extern "C" const char* asterism_layout() {
     FIELD(Task, phase), FIELD(Task, tiles), FIELD(Task, cut), FIELD(Task, rows), FIELD(Task, floats);
 #undef FIELD
 #undef STRUCTURE
-    return lines.str();
+    return lines;
   }();
   return text.c_str();
 }

@@ -114,9 +114,9 @@ def grad_q(
             tiles = count if MASKED else full
             for step in range(tiles * BLOCKS):
                 k_tile, v_tile, scores, bent, keys, first_key = _score(
-                    step, entries, q_tile, queries, query_slots, query_segments, k, v, key_mask, segments, bias,
+                    step, entries, q_tile, queries, block * BLOCK_M, query_segments, k, v, key_mask, segments, bias,
                     batch_keys, key_index, masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                    softcap, MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                    softcap, MASKED, False, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
                 )  # fmt: skip
                 grad_scores = _grad_scores(
                     scores, g_tile, v_tile, row_power, row_delta, queries, keys, first_key, key_index, query_offset,
@@ -145,26 +145,35 @@ def _grad_kv_entries(
     n_rows, batch_heads, n_queries, n_keys, query_offset, group, scale,
     bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
     MASKED: tl.constexpr, MEMBERS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """grad_k [N, D] += grad_scores^T @ q, before scaling, and grad_v [N, V] += weights^T @ grad_out."""
     BLOCKS: tl.constexpr = TILE // BLOCK_M
     for step in range(count * (MEMBERS * BLOCKS)):
         entry = entries + (step // (MEMBERS * BLOCKS)) * 3
-        query_slots = step % BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
-        places = tl.load(entry) * TILE + query_slots
-        exists = places < n_rows
-        queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+        first_query = step % BLOCKS * BLOCK_M
+        places = tl.load(entry) * TILE + first_query + tl.arange(0, BLOCK_M)
+        exists = None  # of a full tile, all queries do
+        if MASKED:
+            exists = places < n_rows
+        if query_index is None and segments is None and bias is None:
+            queries = places.to(tl.int64)
+        else:
+            queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
         head = kv_head * group + tl.load(entry + 2) + step // BLOCKS % MEMBERS
         rows = (batch_heads + head) * n_queries + queries
         q_tile = _load(q + head * q_head, queries, q_token, q_feature, exists, WIDTH, BLOCK_D)
         g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
-        row_power = tl.load(power + rows, mask=exists, other=float("inf"))
-        row_delta = tl.load(delta + rows, mask=exists, other=0.0)
-        scores, bent = _scores(_dot(k_tile, tl.trans(q_tile)), scale, softcap)
         if MASKED:
-            allowed = _permitted(masks, tl.load(entry + 1), query_slots, first_key, TILE, WORDS, BLOCK_N, True)
+            row_power = tl.load(power + rows, mask=exists, other=float("inf"))
+            row_delta = tl.load(delta + rows, mask=exists, other=0.0)
+        else:
+            row_power = tl.load(power + rows)
+            row_delta = tl.load(delta + rows)
+        scores, bent = _scores(_dot(k_tile, tl.trans(q_tile)), scale, softcap, False)
+        if MASKED:
+            key_slots = first_key + tl.arange(0, BLOCK_N)
+            allowed = _permitted(masks, tl.load(entry + 1), key_slots, first_query, True, TILE, WORDS, BLOCK_M)
             if key_mask is not None:
                 allowed = allowed & (tl.load(key_mask + batch_keys + keys) != 0)[:, None]
             if segments is not None:
@@ -295,8 +304,8 @@ def grad_bias(
     _, head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, BLOCKS)
     full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
     entries += tl.load(piece + 2) * 3
-    across = block % ACROSS
-    query_slots = block // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
+    across, first_query = block % ACROSS, block // ACROSS * BLOCK_M
+    query_slots = first_query + tl.arange(0, BLOCK_M)
     key_slots = across * BLOCK_N + tl.arange(0, BLOCK_N)
     q += head * q_head
     k += head // group * k_head
@@ -318,10 +327,10 @@ def grad_bias(
                 row_delta = tl.load(delta + rows, mask=exists, other=0.0)
                 query_segments = _segments_of(segments, batch * n_keys + query_offset, queries)
                 k_tile, v_tile, scores, bent, keys, first_key = _score(
-                    number * ACROSS + across, entries, q_tile, queries, query_slots, query_segments,
+                    number * ACROSS + across, entries, q_tile, queries, first_query, query_segments,
                     k + batch * k_batch, v + batch * v_batch, key_mask, segments, bias,
                     batch * n_keys, key_index, masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                    softcap, MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                    softcap, MASKED, False, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
                 )  # fmt: skip
                 acc += _grad_scores(
                     scores, g_tile, v_tile, row_power, row_delta, queries, keys, first_key, key_index, query_offset,

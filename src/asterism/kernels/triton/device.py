@@ -11,8 +11,9 @@ Tables, all made by kernels/triton/tables.py:
     entries  int32 [E, 3]  tile of the other side, kind, query head counted from the list's first
     splits   int64 [S, 4]  list, tile, first slot, slots: the tiles whose pieces have to be put together
     heads    int32         the head of list l for the s-th of the heads that share it is heads[l + s]
-    masks    int32 [kinds, TILE, WORDS]  bit j of word w: whether the query may attend to key number 32 * w + j
-    reads    int32 [kinds, WORDS]        whether any query of the tile may
+    masks    int32 [kinds, 2, TILE, WORDS]  bit j of word w: whether the query may attend to key number 32 * w + j,
+                                            and whether query number 32 * w + j may attend to the key
+    reads    int32 [kinds, WORDS]           whether any query of the tile may
 
 Invariants: counts of tokens and tiles fit int32; whatever is multiplied by a stride or a width is int64 before. A
 partial result has one writer, and pieces are put together in the order of their slots: no atomics, equal bits.
@@ -162,36 +163,32 @@ def _split_assignment(splits, heads, n_splits, shared, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _permitted(
-    masks, kind, query_slots, first_key,
-    TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr,
-):  # fmt: skip
-    """Bits of a tile's mask for BLOCK_N keys from first_key, a multiple of it: [queries, keys] or [keys, queries]."""
-    rows = masks + (kind.to(tl.int64) * TILE + query_slots) * WORDS + first_key // 32
-    keys = first_key % 32 + tl.arange(0, BLOCK_N)
-    if KEYS_FIRST:
-        keys = keys[:, None]
-        bits = tl.load(rows)[None, :] >> (keys % 32)
-        for word in tl.static_range(1, (BLOCK_N + 31) // 32):
-            bits = tl.where(keys // 32 == word, tl.load(rows + word)[None, :] >> (keys % 32), bits)
-    else:
-        keys = keys[None, :]
-        bits = tl.load(rows)[:, None] >> (keys % 32)
-        for word in tl.static_range(1, (BLOCK_N + 31) // 32):
-            bits = tl.where(keys // 32 == word, tl.load(rows + word)[:, None] >> (keys % 32), bits)
+    masks, kind, slots, first, OF_KEYS: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Bits of a tile's mask, [slots, BLOCK]: may the queries in these slots attend to the BLOCK keys from `first` on,
+    a multiple of BLOCK, or, OF_KEYS, which of BLOCK queries may attend to the keys?
+    """
+    rows = masks + ((kind.to(tl.int64) * 2 + OF_KEYS) * TILE + slots) * WORDS + first // 32
+    others = tl.arange(0, BLOCK)[None, :]
+    if BLOCK < 32:
+        others += first % 32
+    bits = tl.load(rows)[:, None] >> (others % 32)
+    for word in tl.static_range(1, (BLOCK + 31) // 32):
+        bits = tl.where(others // 32 == word, tl.load(rows + word)[:, None] >> (others % 32), bits)
     return (bits & 1) != 0
 
 
 @triton.jit
 def _readable(
-    kind, query_slots, first_key, keys, query_segments, key_mask, segments, batch_keys, masks, reads,
-    TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_N: tl.constexpr,
+    kind, first_query, first_key, keys, query_segments, key_mask, segments, batch_keys, masks, reads,
+    TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Pairs of a tile that may be read [queries, keys], and the keys that some query may read.
 
     A key that nobody reads may hold NaN, and 0 * NaN is not 0: it must not be loaded.
     """
-    allowed = _permitted(masks, kind, query_slots, first_key, TILE, WORDS, BLOCK_N, False)
-    key_slots = first_key + tl.arange(0, BLOCK_N)
+    query_slots, key_slots = first_query + tl.arange(0, BLOCK_M), first_key + tl.arange(0, BLOCK_N)
+    allowed = _permitted(masks, kind, query_slots, first_key, False, TILE, WORDS, BLOCK_N)
     read = ((tl.load(reads + kind.to(tl.int64) * WORDS + key_slots // 32) >> (key_slots % 32)) & 1) != 0
     if key_mask is not None:
         live = tl.load(key_mask + batch_keys + keys) != 0
@@ -201,7 +198,7 @@ def _readable(
         key_segments = tl.load(segments + batch_keys + keys)
         allowed = allowed & (query_segments[:, None] == key_segments[None, :])
         # Keys first: a thread then reduces over queries that it shares out, and keeps few of their segments at hand.
-        met = _permitted(masks, kind, query_slots, first_key, TILE, WORDS, BLOCK_N, True)
+        met = _permitted(masks, kind, key_slots, first_query, True, TILE, WORDS, BLOCK_M)
         met = met & (key_segments[:, None] == query_segments[None, :])
         read = read & (tl.max(met.to(tl.int32), 1) != 0)
     return allowed, read
@@ -209,14 +206,15 @@ def _readable(
 
 @triton.jit
 def _score(
-    step, entries, q_tile, queries, query_slots, query_segments, k, v, key_mask, segments, bias, batch_keys, key_index,
+    step, entries, q_tile, queries, first_query, query_segments, k, v, key_mask, segments, bias, batch_keys, key_index,
     masks, reads,
     k_token, k_feature, v_token, v_feature, n_columns, scale, softcap,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, RAW: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The step's BLOCK_N keys and values, and their scores [M, N] to base 2; -inf where not allowed, when MASKED or
-    where a bias is. Besides: the tanh in the scores (see `_scores`), the keys' tokens, and the place of the first.
+    """The step's BLOCK_N keys and values, and their scores [M, N] to base 2, or when RAW before their scale; -inf where
+    not allowed, when MASKED or where a bias is. Besides: the tanh in the scores (see `_scores`), the keys' tokens, and
+    the place of the first.
     """
     BLOCKS: tl.constexpr = TILE // BLOCK_N
     entry = entries + (step // BLOCKS) * 3
@@ -224,11 +222,14 @@ def _score(
     first_place = tl.load(entry) * TILE + first_key
     places = first_place + tl.arange(0, BLOCK_N)
     if MASKED:
-        keys = _tokens(key_index, tl.minimum(places, n_columns - 1))
+        if key_index is None and key_mask is None and segments is None and bias is None:
+            keys = places.to(tl.int64)  # who reads none of those beyond the end needs no place for them
+        else:
+            keys = _tokens(key_index, tl.minimum(places, n_columns - 1))
         kind = tl.load(entry + 1)
         allowed, read = _readable(
-            kind, query_slots, first_key, keys, query_segments, key_mask, segments, batch_keys, masks, reads,
-            TILE, WORDS, BLOCK_N,
+            kind, first_query, first_key, keys, query_segments, key_mask, segments, batch_keys, masks, reads,
+            TILE, WORDS, q_tile.shape[0], BLOCK_N,
         )  # fmt: skip
     else:
         keys = _tokens(key_index, places)
@@ -242,7 +243,7 @@ def _score(
         read = tl.max(allowed.to(tl.int32), 0) != 0
     k_tile = _load(k, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
     v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
-    scores, bent = _scores(_dot(q_tile, tl.trans(k_tile)), scale, softcap)
+    scores, bent = _scores(_dot(q_tile, tl.trans(k_tile)), scale, softcap, RAW)
     if bias is not None:
         scores += biases
     if MASKED or bias is not None:
@@ -254,17 +255,19 @@ def _score(
 
 
 @triton.jit
-def _weigh(top, scores, MASKED: tl.constexpr):
-    """Weights of scores [M, N] of base 2, what earlier weights shrink by, and the new highest score.
+def _weigh(top, scores, factor, MASKED: tl.constexpr):
+    """Weights of scores [M, N] that a positive factor takes to base 2, what earlier weights shrink by, and the new
+    highest score, to base 2.
 
-    When MASKED, rows may be all -inf.
+    When MASKED, rows may be all -inf. The factor is one of the row's highest score, and part of the instruction that
+    takes it from each score.
     """
-    highest = tl.maximum(top, tl.max(scores, 1))
+    highest = tl.maximum(top, tl.max(scores, 1) * factor)
     if MASKED:
         shift = tl.where(highest == float("-inf"), 0.0, highest)
     else:
         shift = highest
-    weights = tl.math.exp2(scores - shift[:, None])
+    weights = tl.math.exp2(scores * factor - shift[:, None])
     decay = tl.math.exp2(top - shift)
     return weights, decay, highest
 
@@ -315,11 +318,15 @@ def forward(
     v_batch, v_head, v_token, v_feature,
     n_pieces, shared, slots, n_rows, n_columns, n_heads, n_queries, n_keys, query_offset, group, scale,
     bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
-    MERGE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ASCENDING: tl.constexpr, MERGE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Attention of BLOCK_M queries over one piece, into out and lse or into the piece's slot."""
+    """Attention of BLOCK_M queries over one piece, into out and lse or into the piece's slot.
+
+    ASCENDING: the scale is positive, so that the largest product has the largest score.
+    """
     BLOCKS: tl.constexpr = TILE // BLOCK_N
+    RAW: tl.constexpr = ASCENDING and bias is None and softcap is None
     batch, head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, TILE // BLOCK_M)
     full, count, first_entry, query_slots, exists, queries = _row_of_queries(
         piece, block, query_index, n_rows, TILE, BLOCK_M
@@ -335,16 +342,17 @@ def forward(
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    factor = scale * LOG2_E if RAW else 1.0
     for MASKED in tl.static_range(2):  # Full tiles come first; only a key mask or segments forbid any of their pairs.
         if MASKED or (key_mask is None and segments is None):
             tiles = count if MASKED else full
             for step in range(tiles * BLOCKS):
                 k_tile, v_tile, scores, bent, keys, first_key = _score(
-                    step, entries, q_tile, queries, query_slots, query_segments, k, v, key_mask, segments, bias,
+                    step, entries, q_tile, queries, block * BLOCK_M, query_segments, k, v, key_mask, segments, bias,
                     batch_keys, key_index, masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                    softcap, MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                    softcap, MASKED, RAW, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
                 )  # fmt: skip
-                weights, decay, top = _weigh(top, scores, MASKED or bias is not None)
+                weights, decay, top = _weigh(top, scores, factor, MASKED or bias is not None)
                 used = weights
                 if last_dropped is not None:  # The log-sum-exp is that of all.
                     used *= _kept(
@@ -433,7 +441,7 @@ def decode(
         v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
         scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
         scores = tl.where(permitted, scores, float("-inf"))
-        weights, decay, top = _weigh(top, scores, True)
+        weights, decay, top = _weigh(top, scores, 1.0, True)
         acc = _dot(_narrow(weights, v_tile.dtype), v_tile, acc * decay[:, None])
         total = total * decay + tl.sum(weights, 1)
     value, value_lse = _finish(acc, top, total)

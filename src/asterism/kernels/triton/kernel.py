@@ -23,8 +23,9 @@ from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
 from asterism.kernels.transforms import is_transformed
 from asterism.kernels.triton.distances import add_by_distance, tabulate_by_distance
+from asterism.kernels.triton.launch import launch
 from asterism.kernels.triton.tables import Lists, TiledPass, tabulate
-from asterism.memo import cached_property
+from asterism.memo import remembering_few
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -84,20 +85,20 @@ class _Blocks(NamedTuple):
 
 
 _BLOCKS = {
-    ("forward", 2, 64): _Blocks(128, 64, 4, 3),
-    ("forward", 2, 128): _Blocks(128, 64, 8, 3),
+    ("forward", 2, 64): _Blocks(128, 64, 8, 2),
+    ("forward", 2, 128): _Blocks(128, 128, 8, 2),
     ("forward", 2, 256): _Blocks(64, 32, 4, 2),
     ("forward", 4, 64): _Blocks(64, 32, 8, 2),
     ("forward", 4, 128): _Blocks(32, 32, 8, 2),
     ("forward", 4, 256): _Blocks(16, 32, 4, 1),
-    ("grad_q", 2, 64): _Blocks(128, 64, 8, 2),
-    ("grad_q", 2, 128): _Blocks(128, 64, 8, 2),
+    ("grad_q", 2, 64): _Blocks(64, 128, 4, 2),
+    ("grad_q", 2, 128): _Blocks(128, 128, 8, 2),
     ("grad_q", 2, 256): _Blocks(64, 32, 8, 1),
     ("grad_q", 4, 64): _Blocks(32, 32, 8, 1),
     ("grad_q", 4, 128): _Blocks(32, 32, 8, 1),
     ("grad_q", 4, 256): _Blocks(16, 16, 8, 1),
-    ("grad_kv", 2, 64): _Blocks(64, 128, 8, 2),
-    ("grad_kv", 2, 128): _Blocks(64, 128, 8, 2),
+    ("grad_kv", 2, 64): _Blocks(64, 64, 4, 2),
+    ("grad_kv", 2, 128): _Blocks(64, 64, 4, 2),
     ("grad_kv", 2, 256): _Blocks(32, 64, 8, 1),
     ("grad_kv", 4, 64): _Blocks(32, 32, 8, 1),
     ("grad_kv", 4, 128): _Blocks(32, 32, 8, 1),
@@ -106,16 +107,18 @@ _BLOCKS = {
 """By kernel, bytes of an element and padded head_dim; never more than the plan's tile."""
 
 _IN_SHORT_TILES = {
+    ("forward", 2, 64): _Blocks(64, 64, 4, 3),
     ("forward", 2, 128): _Blocks(64, 64, 4, 3),
-    ("grad_q", 2, 64): _Blocks(64, 64, 4, 2),
     ("grad_q", 2, 128): _Blocks(64, 64, 4, 2),
-    ("grad_kv", 2, 64): _Blocks(64, 64, 4, 2),
-    ("grad_kv", 2, 128): _Blocks(32, 64, 4, 2),
 }
 """What replaces them in tiles of 64 and less. Four warps multiply 64 rows: on 64 rows, four more repeat their work."""
 
-_WITH_SEGMENTS = {("forward", 2, 64): _Blocks(128, 64, 8, 3)}
-"""What replaces them in larger tiles where segments are compared, for which four warps lack the registers."""
+_WITH_SEGMENTS_OR_TERMS = {
+    ("forward", 2, 128): _Blocks(128, 64, 8, 3),
+    ("grad_q", 2, 64): _Blocks(128, 64, 8, 2),
+    ("grad_q", 2, 128): _Blocks(128, 64, 8, 2),
+}
+"""What replaces them in larger tiles where each pair needs more registers."""
 
 
 def _padded(width: int) -> int:
@@ -133,25 +136,33 @@ def _blocks(
     terms: bool = False,
 ) -> _Blocks:
     """Block sizes for padded widths of keys and values, with as many stages as `memory` bytes of a GPU's core hold.
+    Where they hold none, blocks are halved.
 
     Terms of the score need registers for every pair: in the backward pass with them, half as many pairs are in hand.
     """
     key = kernel, element_size, max(64, *widths)
-    special = _IN_SHORT_TILES if tile <= 64 else _WITH_SEGMENTS if segmented else {}
+    special = _IN_SHORT_TILES if tile <= 64 else _WITH_SEGMENTS_OR_TERMS if segmented or terms else {}
     chosen = special.get(key, _BLOCKS[key])
-    if terms and kernel == "grad_kv":
-        chosen = chosen._replace(queries=max(16, chosen.queries // 2))
-    elif terms and kernel == "grad_q":
-        chosen = chosen._replace(keys=max(16, chosen.keys // 2))
     queries, keys = min(chosen.queries, tile), min(chosen.keys, tile)
+    if terms and kernel == "grad_kv":
+        queries = max(16, queries // 2)
+    elif terms and kernel == "grad_q":
+        keys = max(16, keys // 2)
     kept, streamed = (keys, queries) if kernel == "grad_kv" else (queries, keys)
-    free = memory - kept * sum(widths) * element_size
-    stages = max(1, min(chosen.stages, free // (streamed * sum(widths) * element_size)))
+    tokens = memory // (sum(widths) * element_size)
+    while kept + streamed > tokens and max(kept, streamed) > 16:
+        kept, streamed = (kept, streamed // 2) if streamed >= kept else (kept // 2, streamed)
+    stages = max(1, min(chosen.stages, (tokens - kept) // streamed))
+    queries, keys = (streamed, kept) if kernel == "grad_kv" else (kept, streamed)
     return _Blocks(queries, keys, chosen.warps if tile >= 64 else 4, stages)
 
 
+@remembering_few(64)
 def _memory(device: torch.device) -> int:
-    """Bytes that the programs of one core of the GPU share; the interpreter has no limit."""
+    """Bytes that the programs of one core of the GPU share; the interpreter has no limit.
+
+    Kept, because the driver takes a millisecond to describe a GPU: ten times as long as a launch.
+    """
     return int(_device().shared_memory(device.index)) if device.type == "cuda" else 2**30
 
 
@@ -169,9 +180,10 @@ class _Call:
         self.batch, self.heads, self.n_queries, self.width = self.q.shape
         self.kv_heads, self.n_keys, self.value_width = self.v.shape[1:]
         self.program = operands.plan.derived(tabulate, self.q.device, self.heads, self.kv_heads)
+        self.common = self._common()
+        self._nothing = torch.empty(0, dtype=torch.float32, device=self.q.device)
 
-    @cached_property
-    def common(self) -> dict[str, Any]:
+    def _common(self) -> dict[str, Any]:
         """Arguments that forward, grad_q and grad_kv take alike."""
         tensors = {"q": self.q, "k": self.k, "v": self.v}
         axes = ("batch", "head", "token", "feature")
@@ -198,7 +210,7 @@ class _Call:
             "BLOCK_D": _padded(self.width),
             "BLOCK_V": _padded(self.value_width),
             "TILE": self.program.tile,
-            "WORDS": self.program.masks.shape[2],
+            "WORDS": self.program.masks.shape[3],
         }
 
     @property
@@ -229,7 +241,7 @@ class _Call:
             "entries": lists.entries,
             "query_index": part.query_index,
             "key_index": part.key_index,
-            "n_pieces": len(lists.pieces),
+            "n_pieces": lists.n_pieces,
             "shared": lists.shared,
             "slots": lists.slots,
             "n_rows": part.n_queries,
@@ -250,7 +262,9 @@ class _Call:
         }
 
     def scratch(self, lists: Lists, *width: int) -> Tensor:
-        """Partial results of pieces, float32 [batch * shared, slots, tile, *width]."""
+        """Partial results of pieces, float32 [batch * shared, slots, tile, *width]; without slots, an empty tensor."""
+        if not lists.slots:
+            return self._nothing
         shape = (self.batch * lists.shared, lists.slots, self.program.tile, *width)
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
 
@@ -260,18 +274,13 @@ def _signed(word: int) -> int:
     return (word + 2**31) % 2**32 - 2**31
 
 
-def _launch(kernel: Any, programs: int, arguments: dict[str, Any]) -> None:
-    if programs:
-        kernel[(programs,)](**arguments)
-
-
 def _split_arguments(call: _Call, lists: Lists, width: int) -> tuple[int, dict[str, Any]]:
     """Programs and arguments of a launch that puts pieces of rows of `width` features together."""
     block = min(call.program.tile, max(16, 4096 // _padded(width)))
     return lists.split_programs(call.batch, call.program.tile, block), {
         "heads": lists.heads,
         "splits": lists.splits,
-        "n_splits": len(lists.splits),
+        "n_splits": lists.n_splits,
         "shared": lists.shared,
         "slots": lists.slots,
         "TILE": call.program.tile,
@@ -311,13 +320,16 @@ def _attend(call: _Call, part: TiledPass, out: Tensor, residual: Tensor | None, 
         "partial_lse": call.scratch(lists),
         "MERGE": not lists.fresh,
     }
-    arguments = {**call.of(part, lists), **results, **sizes, "reads": call.program.reads}
-    _launch(_device().forward, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
+    own = {"reads": call.program.reads, "ASCENDING": call.operands.scale > 0}
+    arguments = {**call.of(part, lists), **results, **sizes, **own}
+    launch(_device().forward, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
+    if not lists.slots:
+        return
     programs, pieces = _split_arguments(call, lists, call.value_width)
     counts = {"n_rows": part.n_queries, "n_heads": call.heads, "n_queries": call.n_queries}
     widths = {"VALUE_WIDTH": call.value_width, "BLOCK_V": _padded(call.value_width)}
     arguments = {**results, **pieces, **counts, **widths, "query_index": part.query_index}
-    _launch(_device().merge_pieces, programs, arguments)
+    launch(_device().merge_pieces, programs, arguments)
 
 
 # --- backward --------------------------------------------------------------------------------------------------------
@@ -382,7 +394,7 @@ def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor)
         "BLOCK_V": _padded(width),
         "BLOCK_M": block,
     }
-    _launch(_backward_device().prepare, -(-rows // block), arguments)
+    launch(_backward_device().prepare, -(-rows // block), arguments)
     return power, delta
 
 
@@ -400,7 +412,7 @@ def _differentiate_queries(call: _Call, part: TiledPass, shared: dict[str, Tenso
         "partial": partial,
         "ADD": not lists.fresh,
     }
-    _launch(_backward_device().grad_q, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
+    launch(_backward_device().grad_q, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
     _add_pieces(call, lists, partial, gradient, part.query_index, part.n_queries)
 
 
@@ -423,7 +435,7 @@ def _differentiate_keys(
         "ADD": not lists.fresh,
         "MEMBERS": call.operands.group if call.operands.plan.heads == 1 else 1,
     }
-    _launch(_backward_device().grad_kv, lists.programs(call.batch, call.program.tile, blocks.keys), arguments)
+    launch(_backward_device().grad_kv, lists.programs(call.batch, call.program.tile, blocks.keys), arguments)
     for partial, gradient in ((partial_k, grad_k), (partial_v, grad_v)):
         _add_pieces(call, lists, partial, gradient, part.key_index, part.n_keys)
 
@@ -432,6 +444,8 @@ def _add_pieces(
     call: _Call, lists: Lists, partial: Tensor, gradient: _Gradient, index: Tensor | None, n_places: int
 ) -> None:
     """Sum the pieces of long tiles into the gradient."""
+    if not lists.slots:
+        return
     _, heads, tokens, width = gradient.value.shape
     programs, arguments = _split_arguments(call, lists, width)
     arguments |= {
@@ -446,7 +460,7 @@ def _add_pieces(
         "WIDTH": width,
         "BLOCK": _padded(width),
     }
-    _launch(_backward_device().add_pieces, programs, arguments)
+    launch(_backward_device().add_pieces, programs, arguments)
 
 
 def _differentiate_bias(call: _Call, shared: dict[str, Tensor], bias: Tensor) -> Tensor:
@@ -464,7 +478,7 @@ def _differentiate_bias(call: _Call, shared: dict[str, Tensor], bias: Tensor) ->
             partial = torch.empty(shape, dtype=torch.float32, device=device)
             programs = lists.shared * len(pieces) * (tile // blocks.queries) * (tile // blocks.keys)
             arguments |= {"partial": partial, "pieces": pieces, "n_pieces": len(pieces)}
-            _launch(_backward_device().grad_bias, programs, arguments)
+            launch(_backward_device().grad_bias, programs, arguments)
             add_by_distance(total, partial, part, lists, pieces)
     total = total if len(bias) > 1 else total.sum(dim=0, keepdim=True)
     return total.to(bias.dtype)
@@ -527,7 +541,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
         "CHUNK": _DECODED_KEYS,
     }
     with torch.cuda.device_of(q):
-        _launch(_device().decode, copies * n_blocks * n_chunks, arguments)
+        launch(_device().decode, copies * n_blocks * n_chunks, arguments)
         merging = {
             **widths,
             "partial": partial,
@@ -548,7 +562,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
             "TILE": block,
             "BLOCK_M": 16,
         }
-        _launch(_device().merge_pieces, copies * n_blocks * (block // 16), merging)
+        launch(_device().merge_pieces, copies * n_blocks * (block // 16), merging)
     return out, lse
 
 

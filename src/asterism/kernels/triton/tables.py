@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import Pass, Plan
+from asterism.memo import cached_property
 
 _SHORTEST_PIECE = 2048
 """Tile rows (columns) of at most so many keys (queries) are never cut into pieces."""
@@ -39,7 +40,15 @@ class Lists:
     fresh: bool
 
     def programs(self, batch: int, tile: int, block: int) -> int:
-        return batch * self.shared * len(self.pieces) * (tile // block)
+        return batch * self.shared * self.n_pieces * (tile // block)
+
+    @cached_property
+    def n_pieces(self) -> int:
+        return len(self.pieces)
+
+    @cached_property
+    def n_splits(self) -> int:
+        return len(self.splits)
 
     @property
     def count(self) -> int:
@@ -47,7 +56,7 @@ class Lists:
         return len(self.heads) // self.shared
 
     def split_programs(self, batch: int, tile: int, block: int) -> int:
-        return batch * self.shared * len(self.splits) * (tile // block)
+        return batch * self.shared * self.n_splits * (tile // block)
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,9 @@ class TiledPass:
 
 @dataclass(frozen=True)
 class TiledPlan:
-    """A plan on a device. masks int32 [kinds, tile, words], reads int32 [kinds, words]; kind 0 is the full tile.
+    """A plan on a device. masks int32 [kinds, 2, tile, words] by query and by key, reads int32 [kinds, words].
+
+    Kind 0 is the full tile. The last one is full, too: in columns, that of the last queries.
 
     `writes_queries` (`writes_keys`): the fresh passes write the results of all queries (keys).
     """
@@ -82,7 +93,10 @@ class TiledPlan:
 
 
 def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> TiledPlan:
-    masks = plan.masks_with_ends.view(np.int32)
+    masks = plan.masks_with_ends
+    masks = np.concatenate([masks, masks[:1]])  # the last kind: full, and of queries that are not all there
+    reads = np.bitwise_or.reduce(masks, axis=1).view(np.int32)
+    masks = np.stack([masks, _of_keys(masks, plan.tile)], axis=1).view(np.int32)
     group = heads // kv_heads
     query_heads = [list(range(heads)) if plan.heads == 1 else list(part.heads) for part in plan.passes]
     key_heads = [sorted({head // group for head in own}) for own in query_heads]
@@ -103,11 +117,22 @@ def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> Til
     return TiledPlan(
         plan.tile,
         torch.tensor(masks, device=device),
-        torch.tensor(np.bitwise_or.reduce(masks, axis=1), device=device),
+        torch.tensor(reads, device=device),
         parts,
         _are_all(query_heads, fresh_rows, heads),
         _are_all(key_heads, fresh_columns, kv_heads),
     )
+
+
+def _of_keys(masks: _Array, tile: int) -> _Array:
+    """Masks [kinds, tile, words] whose rows are keys, of masks whose rows are queries."""
+    found = np.empty_like(masks)
+    for kind, mask in enumerate(masks):  # one at a time: a bit takes a byte
+        bits = np.unpackbits(mask.view(np.uint8), axis=-1, bitorder="little")
+        turned = np.zeros_like(bits)
+        turned[:, :tile] = bits[:, :tile].T
+        found[kind] = np.packbits(turned, axis=-1, bitorder="little").view(found.dtype)
+    return found
 
 
 def _fresh(whole: list[bool], heads: list[list[int]]) -> list[bool]:
@@ -137,11 +162,16 @@ def _rows(part: Pass, plan: Plan, heads: list[int], fresh: bool, device: torch.d
 
 
 def _columns(part: Pass, plan: Plan, kv_heads: list[int], group: int, fresh: bool, device: torch.device) -> Lists:
-    """The tile columns: one list that all key heads share, or one per key head with the entries of its query heads."""
+    """The tile columns: one list that all key heads share, or one per key head with the entries of its query heads.
+
+    A full tile that the last queries do not fill becomes a masked one.
+    """
     n_columns = -(-part.n_keys // plan.tile)
     which, row = part.entries()
     by_column = np.lexsort((row, part.columns, which))
-    which, column, kinds = which[by_column], part.columns[by_column].astype(np.int64), part.kinds[by_column]
+    at_end = (row == part.n_queries // plan.tile) & (part.kinds == 0)  # no row is, where the last tile is whole
+    kinds = np.where(at_end, np.int32(len(plan.masks_with_ends)), part.kinds)[by_column]
+    which, column = which[by_column], part.columns[by_column].astype(np.int64)
     entries = np.stack([row[by_column].astype(np.int32), kinds, np.zeros_like(kinds)], axis=1)
     if plan.heads == 1:
         return lists_of(which, column, entries, (1, n_columns), kv_heads, len(kv_heads), plan.tile, fresh, device)

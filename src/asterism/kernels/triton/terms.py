@@ -29,10 +29,16 @@ def _tanh(x):
 
 
 @triton.jit
-def _scores(products, scale, softcap):
-    """Products of queries and keys as scores, before the bias, and the tanh in them; without a soft cap, anything."""
+def _scores(products, scale, softcap, RAW: tl.constexpr):
+    """Products of queries and keys as scores, before the bias, and the tanh in them; without a soft cap, anything.
+
+    When RAW, and without a soft cap, scores are the products.
+    """
     if softcap is None:
-        scores = products * (scale * LOG2_E)
+        if RAW:
+            scores = products
+        else:
+            scores = products * (scale * LOG2_E)
         bent = scores
     else:
         bent = _tanh(products * (scale / softcap))
