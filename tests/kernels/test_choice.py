@@ -68,7 +68,7 @@ def test_a_machine_that_the_library_has_figures_for_is_not_measured(counted, mon
     assert not list(Path(os.environ["ASTERISM_CACHE"]).iterdir())
 
 
-@pytest.mark.parametrize(("kind", "threads", "known"), [("avx2", 2, True), ("avx2", 3, False), ("neon_bf16", 1, False)])
+@pytest.mark.parametrize(("kind", "threads", "known"), [("avx2", 2, True), ("avx2", 3, False), ("amx", 1, False)])
 def test_the_library_has_figures_for_a_class_and_a_number_of_threads(kind, threads, known):
     assert cost.has_figures(cost.Processor(kind, threads)) == known
 

@@ -53,7 +53,7 @@ class Processor(NamedTuple):
 PLANNED_FOR = Processor("avx512_bf16", 2)
 """The processor whose figures compare plans where no machine is at hand."""
 
-_LESSER = {"neon_bf16": "avx2", "neon": "avx2", "baseline": "avx2"}
+_LESSER = {"amx": "avx512_bf16", "neon_bf16": "avx2", "neon": "avx2", "baseline": "avx2"}
 """Classes without figures, and the class whose figures serve: they promise no more of bfloat16 than there may be."""
 
 _MOST_THREADS = 2
