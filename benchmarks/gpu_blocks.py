@@ -25,7 +25,6 @@ from asterism.kernels.triton import kernel
 
 LENGTH, HEADS = 16_384, 8
 PATTERNS = ("causal()", "window(left=511)")
-KERNELS = ("forward", "grad_q", "grad_kv")
 SIZES = {
     name: [(queries, keys, warps, count) for queries, keys, warps in blocks for count in stages]
     for name, blocks, stages in (
@@ -54,10 +53,10 @@ class Variant(NamedTuple):
 
 
 def variants(asked: Namespace) -> Iterator[Variant]:
-    for name in KERNELS:
+    for name, searched in SIZES.items():
         for width in asked.widths:
             for tile in asked.tiles:
-                for sizes in (None, *SIZES[name]):
+                for sizes in (None, *searched):
                     variant = Variant(name, width, tile, sizes)
                     if variant.fits():
                         yield variant

@@ -94,6 +94,23 @@ def test_opcheck(implementation):
     assert any("backward" in name for name in names) and len(names) >= 2
 
 
+@pytest.mark.parametrize("implementation", OPERATORS)
+def test_who_looks_at_operators_gets_the_same_bits(implementation):
+    """Ordinary calls go by no operator, forward or backward."""
+    case = Case(rule("fixed", stride=4), heads=2, n_queries=20, n_keys=20, dtype=torch.float32, padding=True)
+    inputs = inputs_of(case)
+    ordinary = differentiated(attending(case, inputs, implementation), inputs)
+    with Recorder() as recorder:
+        seen = differentiated(attending(case, inputs, implementation), inputs)
+    assert {str(function).split(".")[1] for function, *_ in recorder.calls} == {
+        implementation,
+        f"{implementation}_backward",
+    }
+    assert ordinary.keys() == seen.keys()
+    for name, x in ordinary.items():
+        np.testing.assert_array_equal(x, seen[name], err_msg=name)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 class TestCompiled:
     """torch.compile with the whole call in one graph."""

@@ -482,6 +482,24 @@ def test_fullgraph():
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize(
+    ("scale", "ascends"), [(0.3, True), (1e-37, True), (1e-40, False), (0.0, False), (-0.3, False)]
+)
+def test_products_are_compared_before_their_scale_only_where_it_is_positive_in_float32(scale, ascends, monkeypatch):
+    """A GPU may take 1e-40 for 0, and 0 times the -inf of a pair that is not allowed is no number."""
+    found, really_launch = [], kernel.launch
+
+    def launch(function, programs, arguments):
+        found.append(arguments.get("ASCENDING"))
+        really_launch(function, programs, arguments)
+
+    monkeypatch.setattr(kernel, "launch", launch)
+    q, k, v = (torch.randn(1, 1, 20, 8, device=DEVICE) for _ in range(3))
+    out = attend(q, k, v, "causal()", scale=scale, implementation="triton")
+    assert found[0] is ascends
+    torch.testing.assert_close(out, attend(q, k, v, "causal()", scale=scale, implementation="reference"))
+
+
 def zeros(dtype=torch.float32, width=8, device=None):
     return [torch.zeros(1, 1, 4, width, dtype=dtype, device=device) for _ in range(3)]
 

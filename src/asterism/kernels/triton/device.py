@@ -323,7 +323,7 @@ def forward(
 ):  # fmt: skip
     """Attention of BLOCK_M queries over one piece, into out and lse or into the piece's slot.
 
-    ASCENDING: the scale is positive, so that the largest product has the largest score.
+    ASCENDING: the scale is positive, also in float32, so that the largest product has the largest score.
     """
     BLOCKS: tl.constexpr = TILE // BLOCK_N
     RAW: tl.constexpr = ASCENDING and bias is None and softcap is None

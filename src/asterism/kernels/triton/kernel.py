@@ -320,7 +320,9 @@ def _attend(call: _Call, part: TiledPass, out: Tensor, residual: Tensor | None, 
         "partial_lse": call.scratch(lists),
         "MERGE": not lists.fresh,
     }
-    own = {"reads": call.program.reads, "ASCENDING": call.operands.scale > 0}
+    # A smaller scale may be 0 in float32, and a pair that is not allowed would be -inf times 0.
+    ascending = call.operands.scale >= torch.finfo(torch.float32).tiny
+    own = {"reads": call.program.reads, "ASCENDING": ascending}
     arguments = {**call.of(part, lists), **results, **sizes, **own}
     launch(_device().forward, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
     if not lists.slots:

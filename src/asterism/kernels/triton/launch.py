@@ -41,7 +41,8 @@ def _specialization(kernel: Any, arguments: dict[str, Any], constants: frozenset
     integers: whether they are 1 or multiples of 16, and whether 32 bits hold them. Of constants: all.
     """
     key: list[Any] = [kernel, next(iter(arguments.values())).device]
-    for name, x in arguments.items():
+    for name in (*kernel.arg_names, *_FOR_THE_COMPILER):  # callers have orders of their own
+        x = arguments.get(name)
         if x is None or name in constants:
             key.append(x)
         elif type(x) is int:
