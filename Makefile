@@ -24,6 +24,8 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 NEWEST := 5.24.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+# A test that hangs for ten minutes ends the run and says where it stood; a worker started anew would get it again.
+NO_HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 
 .PHONY: help train test quick test-slow test-lowest test-newest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
@@ -36,10 +38,10 @@ train: $(TRAINING)  ## Train the small byte model (about ten minutes), or go on 
 	$(BIN)/asterism generate $(RUN) --prompt "def "
 
 test: $(STAMP)  ## Run the tests
-	$(PYTEST)
+	$(PYTEST) $(NO_HANGS)
 
 quick: $(STAMP)  ## Run the tests of patterns, compiler and data that take little: half a minute on two cores
-	$(PYTEST) -m "not slow and not model" $(QUICK) $(QUICK_LEAVES_OUT)
+	$(PYTEST) $(NO_HANGS) -m "not slow and not model" $(QUICK) $(QUICK_LEAVES_OUT)
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(PYTEST) -m slow

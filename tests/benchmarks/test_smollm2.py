@@ -4,6 +4,7 @@ import importlib
 import json
 import lzma
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,14 +82,50 @@ def test_a_pattern_is_followed(folder, smollm2):
     assert not torch.equal(model(row).logits, smollm2.load(folder, smollm2.DENSE)(row).logits)
 
 
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    eos_token_id = 0
+
+    def __call__(self, text, return_tensors=None):
+        ids = [ord(letter) for letter in text]
+        return SimpleNamespace(input_ids=torch.tensor([ids]) if return_tensors else ids)
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+def test_a_number_stands_as_far_from_the_end_as_asked(smollm2):
+    longest = len(" yellow.")
+    for distance in (80, 100, 101, 500, 3000):
+        text, number = smollm2.prompt(Letters(), distance, seed=3)
+        before, behind = text.split(f"{number}.")
+        assert distance <= len(behind) < distance + longest and number not in before
+    words = {len(smollm2.prompt(Letters(), distance, seed=3)[0].split()) for distance in (80, 100, 101, 500, 3000)}
+    assert len(words) == 1, "texts of one length, wherever the number stands"
+    assert smollm2.prompt(Letters(), 100, seed=4) != smollm2.prompt(Letters(), 100, seed=3)
+
+
+@pytest.mark.parametrize("says, found", ((" it is {}.", True), (" it is 12.", False)))
+def test_a_number_is_found_where_it_is_written(smollm2, says, found):
+    number = smollm2.prompt(Letters(), 100, seed=3)[1]
+
+    def generate(tokens, max_new_tokens, **options):
+        assert max_new_tokens >= len(number)
+        return torch.cat([tokens, Letters()(says.format(number), "pt").input_ids], 1)
+
+    model = SimpleNamespace(generate=generate, config=LlamaConfig(**SIZES, attn_implementation="sdpa"))
+    assert smollm2.finds(model, Letters(), 100, seed=3) == found
+
+
 def test_the_page_has_the_figures_of_the_record(smollm2, capsys):
     """Every cell of its tables that is measured by the script, and the difference that its text names."""
     record = json.loads((BENCHMARKS / "results" / "smollm2.json").read_text())
     smollm2.report(record)
     lines, page = capsys.readouterr().out.splitlines(), docs_page("smollm2.md").read_text()
     tables = [line for line in lines if re.match(r"\| [`\d]", line)]
-    rows = [line.split(" | ", 1)[1].replace("1509.9", "1,509.9") for line in tables]
-    assert len(rows) == 7 + 4
+    rows = [line.split(" | ", 1)[1] for line in tables]
+    assert len(rows) == len(record["losses"]) + len(record["needles"]) - 1 + len(record["rates"])
     assert all(f" | {row}\n" in page for row in rows), [row for row in rows if f" | {row}\n" not in page]
     (difference,) = (line for line in lines if line.startswith("learned under the pattern"))
     assert difference.endswith("0.060 ± 0.008, -0.010 ± 0.012, -0.061 ± 0.006, -0.060 ± 0.006, -0.055 ± 0.004")

@@ -245,6 +245,32 @@ class TestMemo:
             results = [thread.result() for thread in [threads.submit(ask) for _ in range(2)]]
         assert sorted(results, key=str) == [7, None] and calls == [7, 7]
 
+    def test_an_interrupt_before_the_computation_begins_leaves_nobody_waiting(self):
+        class Interrupted(dict):
+            def setdefault(self, key, own):
+                super().setdefault(key, own)
+                raise KeyboardInterrupt
+
+        store = Store()
+        store.running = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            store.get("key", list)
+        assert not store.running
+
+    def test_what_is_forgotten_dies_when_the_store_is_free(self):
+        """Else who asks the store as it dies would wait for itself."""
+
+        class AsksOnceMore:
+            def __del__(self):
+                free.append(not store.lock.locked())
+
+        store, free = Store(0), []
+        for key in range(6):
+            store.get(key, AsksOnceMore)
+        assert free == [True] * 2
+        store.clear()
+        assert free == [True] * 6
+
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     def test_a_child_does_not_wait_for_its_parents_threads(self):
         """Forked while another thread computes, which the child does not have."""

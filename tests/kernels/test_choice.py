@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import get_args
 import pytest
 import torch
 import torch._dynamo.testing
+from forked import in_a_fork
 from priced import CHEAP, DEAR, RATES, named, shipped_rates, start_again, taken, the_file
 from refusals import refusing
 
@@ -133,8 +133,7 @@ def test_switched_off_it_is_what_comes_with_the_library(counted, monkeypatch):
 
 
 def test_a_forked_child_does_not_measure(counted):
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(prices.matrix_rates) == shipped_rates()
+    assert in_a_fork(prices.matrix_rates) == shipped_rates()
 
 
 def test_threads_that_ask_at_once_share_one_measurement(counted, monkeypatch):
@@ -318,8 +317,7 @@ def test_one_answer_in_every_thread(kind):
 
 def test_one_answer_in_a_forked_child(kind):
     expected = all_taken()
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(all_taken) == expected
+    assert in_a_fork(all_taken) == expected
 
 
 def test_one_answer_however_busy_the_machine(kind, monkeypatch):

@@ -139,3 +139,12 @@ def test_only_what_was_read_is_shown_and_the_rest_is_counted():
 @pytest.mark.parametrize("marks", [[(-5, 3, "a")], [(7, 3, "a")], [(50, 60, "a")], [(2, 10**9, "a")]])
 def test_marks_outside_of_the_text(marks):
     assert whole(marked("abcdefghij", marks, None)) == 10
+
+
+@pytest.mark.model
+def test_every_task_is_known_or_its_answers_are_columns_of_numbers():
+    """Who adds a task decides what its page shows; these have no texts, and nothing that is simply right."""
+    from asterism.training.settings.registry import TASKS
+
+    assert set(module.TASKS) == set(TASKS) - {"multilabel", "promoter", "chromatin"}
+    assert set(module.WRITTEN) <= set(module.TASKS)

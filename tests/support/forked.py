@@ -7,13 +7,46 @@ starts a process.
 
 import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+PATIENCE = 60
+"""Seconds after which a fork is taken for one that hangs."""
 
 IMPORTED = "import torch._dynamo, numpy, hypothesis, asterism, asterism.kernels.cpu"
+
+
+def in_a_fork(function: Callable[[], Any]) -> Any:
+    """What function() returns in a fork of this very process, with all that it has imported and computed.
+
+    A pool of processes would wait for ever for a child that ends early or hangs; this one says so.
+    """
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(PATIENCE)
+        status = 1
+        try:
+            with os.fdopen(write, "wb") as pipe:
+                pickle.dump(function(), pipe)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == 0, f"the fork ended with {status}" + " (it hung)" * (status == -signal.SIGALRM)
+    return pickle.loads(answer)
 
 
 class Forked:

@@ -123,5 +123,6 @@ def in_threads(ranks: int, function: Callable[[SequenceParallel], Any]) -> list[
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(3 * PATIENCE)
+            assert not thread.is_alive(), f"a rank hangs; the others: {found}"
     return found

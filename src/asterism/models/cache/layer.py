@@ -19,7 +19,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from asterism.compiler import head_groups
-from asterism.compiler.liveness import most_living
+from asterism.compiler.slots import slot_plan
 from asterism.errors import ConfigurationError
 from asterism.layers.kept import Kept, NewTokens, Seen
 from asterism.models.cache.slot_tables import find_step
@@ -240,9 +240,8 @@ class PatternCacheLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         """How many tokens a row may have; -1 without a limit."""
-        living = most_living(self.pattern)
-        endless = self.max_tokens is None or (living is not None and living + self.restorable <= self.max_tokens)
-        return -1 if endless or self.max_tokens is None else self.max_tokens
+        bound = slot_plan(self.pattern, self.restorable).bound
+        return -1 if self.max_tokens is None or (bound is not None and bound <= self.max_tokens) else self.max_tokens
 
     def reset(self) -> None:
         """Forget everything, batch size included; slots stay where they are for the next batch of the same size."""
