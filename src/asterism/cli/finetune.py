@@ -83,7 +83,7 @@ GROUPS = (
     ),
     Group(
         "evaluation and checkpoints",
-        more=(*EVERY, "evaluation_examples"),
+        more=(*EVERY, "evaluation_examples", "report_examples"),
     ),
     MACHINE,
 )

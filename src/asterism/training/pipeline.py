@@ -322,7 +322,8 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
         )
     before, now = config_to_dict(recorded), config_to_dict(asked)
     for name in before:
-        may_change = name in _MAY_CHANGE and (finished is None or name != "report_bytes")
+        is_reported = name in ("report_bytes", "report_examples")
+        may_change = name in _MAY_CHANGE and (finished is None or not is_reported)
         if before[name] == now[name] or may_change:
             continue
         remedy = ""
@@ -331,7 +332,7 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
             if isinstance(recorded, RunConfig):
                 other = f"train it further with --resume --steps MORE, or {other}"
             score = f"score more of the data with `asterism evaluate {finished.path}`"
-            remedy = f"; it is finished: {score if name == 'report_bytes' else other}"
+            remedy = f"; it is finished: {score if is_reported else other}"
         old, new = getattr(recorded, name), getattr(asked, name)
         raise ConfigurationError(
             "setting-changed", f"resume: got {name} {new!r}, but the run began with {old!r}{remedy}"

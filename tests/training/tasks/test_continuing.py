@@ -397,3 +397,19 @@ def test_long_evaluations_are_announced(settings, monkeypatch, capsys, tmp_path)
     monkeypatch.undo()
     train(settings(steps=1, target_length=7), tmp_path / "short")
     assert "writes up to" not in capsys.readouterr().err
+
+
+def test_the_report_may_be_of_the_first_examples(settings, tmp_path):
+    """Their scores, predictions and baselines, as `evaluate --limit` has them; said, and free until the run is done."""
+    asked = settings(report_examples=3, checkpoint_every=3)
+    with pytest.raises(KeyboardInterrupt), at_step(5):
+        train(replace(asked, report_examples=None), tmp_path / "run", progress=False)
+    report = train(asked, tmp_path / "run", resume=True, progress=False)
+    assert report.validation_examples == 3 and "the first 3 of 6 validation examples" in " ".join(report.notes)
+    again = evaluate(tmp_path / "run", limit=3)
+    assert (again.scores, again.baselines) == (report.scores, report.baselines) and again.examples == 3
+    assert len((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()) == 3
+    assert evaluate(tmp_path / "run").examples == 6
+    with refusing(ConfigurationError, "setting-changed", "report_examples 4", "asterism evaluate"):
+        train(replace(asked, report_examples=4), tmp_path / "run", resume=True, progress=False)
+    refused(settings, tmp_path / "none", ConfigurationError, "setting-range", report_examples=0)

@@ -230,8 +230,15 @@ class Labelled(Objective[LabelledCorpus]):
             ],
             None if sample else self.task.answers.page(scores, examples, predictions),
             self._samples(examples, predictions),
-            notes_on_sameness(self._said(predictions), self._gold(examples)),
+            [*self._reported(corpus, sample), *notes_on_sameness(self._said(predictions), self._gold(examples))],
         )
+
+    def _reported(self, corpus: LabelledCorpus, sample: bool) -> list[str]:
+        """A note if the final report covers less than all validation examples."""
+        scored, whole = len(corpus.reported), len(corpus.validation)
+        if sample or scored == whole:
+            return []
+        return [f"the report is of the first {scored:,} of {whole:,} validation examples, by report_examples"]
 
     def _samples(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The texts that the model wrote for the first examples, next to the targets."""
@@ -259,11 +266,11 @@ class Labelled(Objective[LabelledCorpus]):
         """
         return {
             "training_examples": corpus.length("train"),
-            "validation_examples": len(corpus.validation),
+            "validation_examples": len(corpus.reported),
             "training_features": corpus.training_features,
             "validation_features": corpus.asked_features,
             "metric": self.metric.name,
-            "baselines": self.task.answers.baselines(corpus.examples, corpus.validation, self._gold(corpus.validation)),
+            "baselines": self.task.answers.baselines(corpus.examples, corpus.reported, self._gold(corpus.reported)),
         }
 
     def results(self, corpus: LabelledCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:

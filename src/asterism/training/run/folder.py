@@ -48,7 +48,7 @@ STATE = "state.json"
 """The record of a checkpoint, in its folder."""
 PLACES = ("data", "validation", "genome", "label_table", "column_groups")
 """Settings that locate the data. The data may move, because their hash identifies them."""
-RENEWED = (*PLACES, "report_bytes")
+RENEWED = (*PLACES, "report_bytes", "report_examples")
 """Settings that may change when an unfinished run is resumed; run.json is then updated."""
 RECORDED = ("kind", "config", "dtype", "decided", "corpus", "readers", "notes", "prices", "versions", "result")
 """The required fields of run.json; `kind` is one of `configuration.KINDS`."""

@@ -392,6 +392,9 @@ class FineTuneConfig(TrainingConfig):
     epochs: float = _setting("end the run after X passes over the training examples", 3.0)
     learning_rate: float = _setting(_LEARNING_RATE, 5e-5)
     evaluation_examples: int = _setting("most validation examples per periodic evaluation", 200)
+    report_examples: int | None = _setting(
+        "validation examples, from the first, that the final report scores (default: all)", None
+    )
 
     @property
     def name(self) -> str:
@@ -405,8 +408,8 @@ class FineTuneConfig(TrainingConfig):
 
     @property
     def at_the_end(self) -> Budget:
-        """All validation examples are scored."""
-        return Budget()
+        """The limit of the evaluation for the report."""
+        return Budget(self.report_examples)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -416,6 +419,8 @@ class FineTuneConfig(TrainingConfig):
         for name in ("length", "target_length"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "must be at least 1, or None for the model's")
+        scored = self.report_examples
+        self._require("report_examples", scored is None or scored >= 1, "must be at least 1, or None for all")
         once = None in (self.length, parse_reader(self.reader).length)
         self._require("length", once, f"is given twice, also by reader {self.reader}: leave one out")
         self._require("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "must not be negative")

@@ -57,8 +57,9 @@ class AskedFeatures(Sequence[list[Feature]]):
 class LabelledCorpus(Corpus[list[Feature]]):
     """The data of a fine-tuning run.
 
-    `training_features` counts the training rows, and `asked_features` the rows of the examples in `validation`;
-    `validation_features` holds the features of each. Raises DataError for an example that the task cannot use, here or
+    `reported` are the examples of `validation` that are scored at the end, all unless the run limits them.
+    `training_features` counts the training rows, and `asked_features` those of `reported`; `validation_features` holds
+    the features of each example of `validation`. Raises DataError for an example that the task cannot use, here or
     when it is read.
     """
 
@@ -74,6 +75,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
     ) -> None:
         self.name, self.sha256 = config.data, identity(*task.examples.files(config))
         self.examples, self.validation = training, validation
+        self.reported = validation[config.at_the_end.part(len(validation), len(validation))]
         rows, asked = task.rows, AskedFeatures(task.rows, validation, tokenizer)
         self._feature: Callable[[int, int, int], Feature]
         """The training feature of an index, as drawn at a position of a step."""
@@ -87,7 +89,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
             )
             self.training_features = len(training)
             self.validation_features = asked
-            self.asked_features = len(asked) * len(asked[0]) if validation else 0
+            self.asked_features = len(self.reported) * len(asked[0]) if validation else 0
         else:
             each = list(rows.training_features(training, tokenizer))
             features, notes = rows.laid_out([one for some in each for one in some])
@@ -95,9 +97,9 @@ class LabelledCorpus(Corpus[list[Feature]]):
             self._feature = lambda number, step, place: features[number]
             self.training_features = len(features)
             self.validation_features = list(asked)
-            self.asked_features = sum(map(len, self.validation_features))
+            self.asked_features = sum(map(len, self.validation_features[: len(self.reported)]))
         labelled = looked_at if isinstance(rows, DrawnRows) else training
-        self.notes += task.answers.notes(len(validation))
+        self.notes += task.answers.notes(len(self.reported))
         classes = Counter(label for example in labelled for label in task.examples.classes(example))
         self.summary = [f"data: {len(training):,} training examples and {len(validation):,} for validation"]
         self.summary += [_shares(classes)] if classes else []

@@ -156,12 +156,13 @@ class ColumnExamples(SequenceExamples):
         training, validation = super().divided(config)
         columns = training[0].columns
         seen = np.zeros((2, len(columns)), dtype=bool)
-        for example in validation:
+        reported = validation[config.at_the_end.part(len(validation), len(validation))]
+        for example in reported:
             labels = example.labels_in(columns) > 0
             seen |= [~labels, labels]
             if seen.all(0).any():
                 return training, validation
-        raise _no_area(len(columns), len(validation))
+        raise _no_area(len(columns), len(reported))
 
     @classmethod
     def decided(

@@ -243,7 +243,7 @@ class TextAnswers(WrittenAnswers[Pair]):
             return []
         return [
             f"the evaluation at the end writes up to {self.target_length:,} tokens for each of {examples:,} validation"
-            " examples; it takes less time with fewer of them, or with a smaller target_length"
+            " examples; it takes less time with fewer of them (report_examples), or with a smaller target_length"
         ]
 
     def search(self, **more: Any) -> GenerationConfig:
