@@ -16,6 +16,8 @@ QUICK := tests/patterns tests/compiler tests/house/test_architecture.py tests/tr
 QUICK_LEAVES_OUT := $(addprefix --ignore tests/patterns/,test_algebra.py test_part.py test_grid.py) \
 	$(addprefix --deselect tests/,compiler/test_compiler.py::test_a_million_tokens \
 	compiler/test_compiler.py::test_plans_of_compositions house/test_architecture.py::test_importing_is_light \
+	house/test_architecture.py::test_the_public_list_is_short_and_true \
+	patterns/test_tree.py::test_a_million_tokens_without_recursion patterns/test_tree.py::test_ten_million_tokens \
 	compiler/test_documents.py::test_lengths_that_keep_changing_fill_no_memory \
 	patterns/test_draw.py::test_images patterns/test_draw.py::test_long_sequences_need_little_memory \
 	training/data/test_data.py::test_standard_library_splits_are_disjoint_and_known_by_hash \

@@ -5,6 +5,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,9 +100,27 @@ def short(file: Path) -> str:
     return str(file.relative_to(SOURCE))
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if file.parent != SOURCE or file.name == "errors.py"], ids=short
-)
+def of_each(files: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test of all these files, which names those that fail: a test for each takes longer than what it computes."""
+
+    def decorate(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            wrong = {}
+            for file in files:
+                try:
+                    check(file)
+                except AssertionError as error:
+                    wrong[short(file)] = str(error)
+            assert files
+            assert not wrong
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
+
+
+@of_each([file for file in FILES if file.parent != SOURCE or file.name == "errors.py"])
 def test_arrows(file):
     folder = folder_of(module_of(file))
     assert folder in ALLOWED, f"{folder} has no place in the order of the design"
@@ -113,7 +132,7 @@ BESIDE_THE_KERNEL = {"asterism.kernels.cpu.cache", "asterism.kernels.cpu.build.i
 """What keeps figures beside the built kernel asks where that lies, and which it is."""
 
 
-@pytest.mark.parametrize("file", in_folder("kernels"), ids=short)
+@of_each(in_folder("kernels"))
 def test_kernels_do_not_import_one_another(file):
     """`attend` is the single door, and `mass` the one to weights; what chooses among them and measures them knows all.
     Below are what they share.
@@ -150,7 +169,7 @@ def room_of(dotted: str) -> str | None:
     return parts[2] if parts[:2] == ["asterism", "training"] and len(parts) > 2 and parts[2] in ROOMS else None
 
 
-@pytest.mark.parametrize("file", in_folder("training"), ids=short)
+@of_each(in_folder("training"))
 def test_training_is_a_line(file):
     """No room of it knows one that comes later, not even for a type; the registry names classes, and imports none."""
     own = room_of(module_of(file))
@@ -160,9 +179,7 @@ def test_training_is_a_line(file):
     assert not {name for name in imports(file) if room_of(name) in later}
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in in_folder("training") if file.parent.parent.name == "data"], ids=short
-)
+@of_each([file for file in in_folder("training") if file.parent.parent.name == "data"])
 def test_data_are_a_line(file):
     own = file.parent.name
     step = next(step for step in range(len(DATA)) if own in DATA[step])
@@ -186,12 +203,12 @@ def test_the_checker_of_certificates_knows_no_graph(name, known):
     assert inside == known
 
 
-@pytest.mark.parametrize("file", in_folder(*NO_TORCH), ids=short)
+@of_each(in_folder(*NO_TORCH))
 def test_patterns_and_compiler_need_no_torch(file):
     assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "transformers", "triton")}
 
 
-@pytest.mark.parametrize("file", in_folder("kernels", "layers"), ids=short)
+@of_each(in_folder("kernels", "layers"))
 def test_kernels_and_layers_need_no_transformers(file):
     """The cache, which is one of transformers', is with the models."""
     assert not {name for name in imports(file) if name.split(".")[0] == "transformers"}
