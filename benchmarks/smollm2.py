@@ -111,8 +111,8 @@ def write_texts(source: Path, folder: Path) -> None:
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 
-def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
-    """Nats per token by place in the text, of the model and its adapters under each pattern; yields when to save."""
+def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
+    """Nats per token by place in the text, of the model and its adapters under each pattern; yields what to save."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     texts = [json.loads(line)["text"] for line in arguments.texts.read_text().splitlines()]
     rows = [tokenizer(text, return_tensors="pt").input_ids[:, : EDGES[-1]] for text in texts]
@@ -127,7 +127,7 @@ def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Ite
         model = load(arguments.model, pattern, adapters[adapter])
         record[name] = [losses_of(model, row) for row in rows]
         print(name, [round(statistics.fmean(column), 3) for column in zip(*record[name], strict=True)])
-        yield
+        yield name
 
 
 def load(folder: Path, pattern: str, adapter: Path | None = None) -> PreTrainedModel:
@@ -161,7 +161,7 @@ def losses_of(model: PreTrainedModel, row: torch.Tensor) -> list[float]:
 # --- needles ---------------------------------------------------------------------------------------------------------
 
 
-def measure_needles(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
+def measure_needles(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
     """How many of a few numbers are found at each distance in a text of about a thousand tokens."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     variants = [(DENSE, None), (SINKS, None), (SCHEDULE, None), (SINKS, arguments.adapted)]
@@ -176,7 +176,7 @@ def measure_needles(arguments: argparse.Namespace, record: dict[str, Any]) -> It
         }
         record["samples"] = arguments.samples
         print(name, record[name])
-        yield
+        yield name
 
 
 @torch.inference_mode()
@@ -192,21 +192,21 @@ def finds(model: PreTrainedModel, tokenizer: Any, distance: int, seed: int) -> b
 
 
 def prompt(tokenizer: Any, distance: int, seed: int) -> tuple[str, str]:
-    """A text of noise with one number in it, followed by at least so many tokens and less than a word more, and the
-    number: the prompt of `niah_single_1`, whose number may stand anywhere."""
+    """A text of noise with one number in it, followed by at least so many tokens and less than a sentence more, and
+    the number: the prompt of `niah_single_1`, whose number may stand anywhere."""
     random = np.random.Generator(np.random.Philox(seed))
     key, number = next(names(random)), next(numbers(random, _DIGITS))
     needle = f"One of the special magic numbers for {key} is: {number}."
     question = f"\nAccording to the text, the special magic number for {key} is:"
     hay = noise(_WORDS)
 
-    def behind(words: int) -> str:
-        return "".join(f" {word}" for word in hay[len(hay) - words :]) + question
+    def behind(sentences: int) -> str:
+        return "".join(f" {one}" for one in hay[len(hay) - sentences :]) + question
 
-    words = next(words for words in range(_WORDS) if len(tokenizer(behind(words)).input_ids) >= distance)
-    before = " ".join(hay[: len(hay) - words])
+    after = next(count for count in range(len(hay)) if len(tokenizer(behind(count)).input_ids) >= distance)
+    before = " ".join(hay[: len(hay) - after])
     start = "Some special magic numbers are hidden in the text below. Remember them.\n"
-    return f"{start}{before} {needle}{behind(words)}", number
+    return f"{start}{before} {needle}{behind(after)}", number
 
 
 def is_dense(model: PreTrainedModel) -> bool:
@@ -216,7 +216,7 @@ def is_dense(model: PreTrainedModel) -> bool:
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
-def measure_rates(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[None]:
+def measure_rates(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
     """Tokens per second after so many tokens, and the bytes of the cache; dense, the pattern and llama.cpp take turns.
 
     Caches are filled by reading; beyond the model's 8,192 tokens, dense ones are filled with random keys, because what
@@ -244,7 +244,7 @@ def measure_rates(arguments: argparse.Namespace, record: dict[str, Any]) -> Iter
             for name, contender in contenders.items()
         }
         print(context, {name: row | {"rates": None} for name, row in record[str(context)].items()})
-        yield
+        yield str(context)
 
 
 @dataclass(frozen=True)
@@ -316,12 +316,14 @@ def main() -> None:
     if arguments.part == "texts":
         return write_texts(arguments.source, arguments.folder)
     record = json.loads(arguments.record.read_text()) if arguments.record.exists() else {}
-    record.setdefault("made", {})
-    for _ in PARTS[arguments.part](arguments, record.setdefault(arguments.part, {})):
-        record["made"][arguments.part] = {
+    made, machines = record.setdefault("made", {}), record.setdefault("machines", {})
+    for name in PARTS[arguments.part](arguments, record.setdefault(arguments.part, {})):
+        machine = describe("cpu")
+        machines[machine["processor"]] = machine
+        made[f"{arguments.part}: {name}"] = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "threads": torch.get_num_threads(),
-            "machine": describe("cpu"),
+            "processor": machine["processor"],
         }
         arguments.record.write_text(json.dumps(record | {"edges": EDGES}, indent=1) + "\n")
     report(record)
@@ -401,7 +403,7 @@ def draw(rates: dict[str, Any], path: Path) -> None:
         axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    speeds.legend(frameon=False)
+    figure.legend(*speeds.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

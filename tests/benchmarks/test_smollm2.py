@@ -96,7 +96,7 @@ class Letters:
 
 
 def test_a_number_stands_as_far_from_the_end_as_asked(smollm2):
-    longest = len(" yellow.")
+    longest = len(" There and back again.")
     for distance in (80, 100, 101, 500, 3000):
         text, number = smollm2.prompt(Letters(), distance, seed=3)
         before, behind = text.split(f"{number}.")
