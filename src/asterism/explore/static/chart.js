@@ -72,7 +72,7 @@ export function logarithmic(title, unit, lines, crossing, room) {
     chart.append(svg("path", { d: `M${left} ${y(10 ** decade)}H${width - right}`, class: "axis" }),
       svg("text", { x: left - 6, y: y(10 ** decade) + 4, "text-anchor": "end" }, amount(10 ** decade, unit)));
   }
-  for (let power = Math.ceil(x0); power <= x1; power += width < 450 ? 4 : 2) {
+  for (let power = Math.ceil(x0); power <= x1; power += width < 450 ? 4 : 3) {
     chart.append(svg("text", { x: x(2 ** power), y: bottom + 16, "text-anchor": power > x1 - 0.6 ? "end" : "middle" }, number(2 ** power)));
   }
   chart.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "tokens"));
