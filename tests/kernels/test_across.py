@@ -59,7 +59,9 @@ def test_dense_is_the_predicate(count):
         offset = oracle_offset(n_queries, n_keys, drawn) if offset is None else offset
         n_queries = min(n_queries, 40)
         expected = oracle.picture(drawn, n_queries, n_keys, offset)
-        np.testing.assert_array_equal(build(drawn).dense(n_queries, n_keys, offset), expected)
+        found = build(drawn).dense(n_queries, n_keys, offset)
+        assert len(found) in (1, len(expected))  # BigBird whose heads draw nothing has one
+        np.testing.assert_array_equal(np.broadcast_to(found, expected.shape), expected)
 
     hold(law, _rectangles(draws=False), count)
 
