@@ -12,7 +12,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from threading import Event, Lock
+from threading import Event, Lock, get_ident
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, TypeVarTuple
 
 from asterism.memory import machine_memory
@@ -27,6 +27,14 @@ _SHARE = 8
 
 _ALWAYS = 4
 """So many of the latest results stay, whatever they weigh: a call needs its plan and the tables made of it."""
+
+
+class _Computation(Event):
+    """Is set when it is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = get_ident()
 
 
 class Store:
@@ -44,7 +52,7 @@ class Store:
         self.lock = Lock()
         self.results: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.weight = 0
-        self.running: dict[Hashable, Event] = {}
+        self.running: dict[Hashable, _Computation] = {}
 
     @property
     def budget(self) -> int:
@@ -61,24 +69,29 @@ class Store:
         with self.lock:
             if key in self.results:
                 return self._latest(key)
-        own = Event()
-        try:  # also an interrupt before the computation begins leaves nobody waiting
+        own = _Computation()
+        try:
             while True:
                 with self.lock:
                     if key in self.results:
                         return self._latest(key)
-                    running = self.running.setdefault(key, own)
+                    running = self.running.get(key, own)
+                    if running.is_set():  # it ended in an interrupt that kept it from being taken away
+                        running = own
+                    self.running[key] = running
                 if running is own:
                     break
+                if running.thread == own.thread:  # its own computation asks, or a signal's handler amid it
+                    return compute()
                 running.wait()
             with _usable_anywhere():
                 result = compute()
             self._keep(key, result)
         finally:
+            own.set()  # first, so that an interrupt from here on leaves nobody waiting
             with self.lock:
                 if self.running.get(key) is own:
                     del self.running[key]
-            own.set()
         return result
 
     def _latest(self, key: Hashable) -> Any:

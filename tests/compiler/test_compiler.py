@@ -4,6 +4,7 @@
 pattern. So a mistake that `to_dense` shares with the compiler is still seen.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -245,17 +246,36 @@ class TestMemo:
             results = [thread.result() for thread in [threads.submit(ask) for _ in range(2)]]
         assert sorted(results, key=str) == [7, None] and calls == [7, 7]
 
-    def test_an_interrupt_before_the_computation_begins_leaves_nobody_waiting(self):
-        class Interrupted(dict):
-            def setdefault(self, key, own):
-                super().setdefault(key, own)
-                raise KeyboardInterrupt
+    @pytest.mark.parametrize("compute", (list, lambda: [][0]))
+    def test_an_interrupt_leaves_nobody_waiting(self, compute):
+        """Python answers signals wherever its own code runs, as that which hashes keys: before, amid and after the
+        computation."""
 
+        class Key:
+            hashed, interrupted = 0, 0
+
+            def __hash__(self):
+                self.hashed += 1
+                if self.hashed == self.interrupted:
+                    raise KeyboardInterrupt
+                return 7
+
+        for Key.interrupted in range(1, 20):
+            store, key = Store(), Key()
+            with contextlib.suppress(KeyboardInterrupt, IndexError):
+                store.get(key, compute)
+            store.clear()
+            key.hashed = 100  # from here on nobody interrupts
+            asker = threading.Thread(target=store.get, args=(key, list), daemon=True)
+            asker.start()
+            asker.join(20)
+            assert not asker.is_alive(), Key.interrupted
+
+    def test_a_computation_that_asks_for_itself_does_not_wait(self):
+        """Nor does the handler of a signal that comes amid it."""
         store = Store()
-        store.running = Interrupted()
-        with pytest.raises(KeyboardInterrupt):
-            store.get("key", list)
-        assert not store.running
+        assert store.get("key", lambda: store.get("key", list) + [1]) == [1]
+        assert store.get("key", list) == [1] and not store.running
 
     def test_what_is_forgotten_dies_when_the_store_is_free(self):
         """Else who asks the store as it dies would wait for itself."""

@@ -36,7 +36,7 @@ DTYPES_OF = {
 }
 """What each implementation that needs no GPU computes in, finest first."""
 GRADIENTS = ("dq", "dk", "dv")
-ROUNDS_SCORES = ("eager", "auto")
+ROUNDS_SCORES = ("reference", "eager", "auto")
 """The implementations that make scores in the dtype of queries and keys, or that may choose one."""
 FROM_LSE = ("cpu", "triton", "auto")
 """The implementations whose backward pass computes weights from a log-sum-exp in float32, or that may choose one."""

@@ -69,6 +69,7 @@ class PatternCacheLayer(CacheLayerMixin):
             if number is not None and (not isinstance(number, int) or number < (name == "max_tokens")):
                 raise ConfigurationError("cache-max-tokens", f"{name} must be a number of tokens, got {number!r}")
         self.pattern, self.restorable, self.max_tokens = pattern, restorable, max_tokens
+        self._bound = slot_plan(pattern, restorable).bound  # here, as torch.compile cannot look into the store
         self.seen = Seen()
         self.groups: list[Slots] = []
         self._latest: list[NewTokens] = []
@@ -240,8 +241,8 @@ class PatternCacheLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         """How many tokens a row may have; -1 without a limit."""
-        bound = slot_plan(self.pattern, self.restorable).bound
-        return -1 if self.max_tokens is None or (bound is not None and bound <= self.max_tokens) else self.max_tokens
+        endless = self.max_tokens is None or (self._bound is not None and self._bound <= self.max_tokens)
+        return -1 if endless or self.max_tokens is None else self.max_tokens
 
     def reset(self) -> None:
         """Forget everything, batch size included; slots stay where they are for the next batch of the same size."""

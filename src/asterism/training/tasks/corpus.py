@@ -99,11 +99,11 @@ class LabelledCorpus(Corpus[list[Feature]]):
             self.validation_features = list(asked)
             self.asked_features = sum(map(len, self.validation_features[: len(self.reported)]))
         labelled = looked_at if isinstance(rows, DrawnRows) else training
-        self.notes += task.answers.notes(len(self.reported))
         classes = Counter(label for example in labelled for label in task.examples.classes(example))
         self.summary = [f"data: {len(training):,} training examples and {len(validation):,} for validation"]
         self.summary += [_shares(classes)] if classes else []
         self.summary += [_lengths(rows, each)] if any(each) else []
+        self.summary += task.answers.notes(len(self.reported))
         self.epochs = Epochs(self.training_features, config.seed)
         if config.group_by_length:
             lengths = np.array([rows.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
