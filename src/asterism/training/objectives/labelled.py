@@ -208,9 +208,8 @@ class Labelled(Objective[LabelledCorpus]):
         Predictions carry the place and id of their record and, at the end of a run, `read`: the characters that a
         reader chose. Every process predicts all examples.
         """
-        sample, size = evaluator.budget.spread, len(corpus.validation)
-        part = evaluator.budget.part(size, size)
-        examples, features, predictor = corpus.validation[part], corpus.validation_features[part], self.predictor(model)
+        sample, predictor = evaluator.budget.spread, self.predictor(model)
+        examples, features = evaluator.budget.of(corpus.validation), evaluator.budget.of(corpus.validation_features)
         answered = list(_watched(predictor.answered(examples, features), predictor, len(examples), evaluator.watch))
         predictions = [prediction for prediction, _ in answered]
         try:
@@ -301,7 +300,7 @@ class Labelled(Objective[LabelledCorpus]):
         else:
             examples = self.task.examples.read(Path(question.data), self.config)
             name, sha256 = question.data, identity(question.data)
-        examples = examples[evaluator.budget.part(len(examples), len(examples))]
+        examples = evaluator.budget.of(examples)
         predictor = self.predictor(model, reader=question.reader)
         asked = predictor.predict(examples, AskedFeatures(predictor.task.rows, examples, self.tokenizer))
         predictions = list(_watched(asked, predictor, len(examples), evaluator.watch))

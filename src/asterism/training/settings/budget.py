@@ -1,6 +1,10 @@
 """How much data an evaluation may score: during a run, at its end, and on request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Example = TypeVar("Example")
 
 
 @dataclass(frozen=True)
@@ -13,6 +17,10 @@ class Budget:
 
     limit: int | None = None
     spread: bool = False
+
+    def of(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Those of a split's examples that are scored."""
+        return examples[self.part(len(examples), len(examples))]
 
     def part(self, count: int, size: int) -> slice:
         """Which of the `count` rows of a split of `size` bytes, or examples, are scored; at least one.

@@ -75,7 +75,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
     ) -> None:
         self.name, self.sha256 = config.data, identity(*task.examples.files(config))
         self.examples, self.validation = training, validation
-        self.reported = validation[config.at_the_end.part(len(validation), len(validation))]
+        self.reported = config.at_the_end.of(validation)
         rows, asked = task.rows, AskedFeatures(task.rows, validation, tokenizer)
         self._feature: Callable[[int, int, int], Feature]
         """The training feature of an index, as drawn at a position of a step."""

@@ -156,7 +156,7 @@ class ColumnExamples(SequenceExamples):
         training, validation = super().divided(config)
         columns = training[0].columns
         seen = np.zeros((2, len(columns)), dtype=bool)
-        reported = validation[config.at_the_end.part(len(validation), len(validation))]
+        reported = config.at_the_end.of(validation)
         for example in reported:
             labels = example.labels_in(columns) > 0
             seen |= [~labels, labels]
