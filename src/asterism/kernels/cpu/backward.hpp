@@ -10,6 +10,7 @@
 #include "backward_row.hpp"
 #include "batch.hpp"
 #include "deltas.hpp"
+#include "gather.hpp"
 #include "parallel.hpp"
 #include "parts.hpp"
 #include "term_gradients.hpp"
@@ -22,22 +23,26 @@ template <class Kind>
 class Backward {
  public:
   Backward(const Problem& p, Team& team)
-      : p_(p),
+      : gathered_(p, team),
+        p_(gathered_.problem),
         team_(team),
-        batch_(p),
-        tables_(p),
+        batch_(p_),
+        tables_(p_),
         group_(p.heads / p.kv_heads),
         writes_rows_(p.grad_q && is_one_pass(p)),
-        terms_(p, team, tables_) {}
+        terms_(p_, team, tables_) {}
 
   void run() {
     const int64_t heads = p_.batch * p_.kv_heads;
     if (needs_score_gradients(p_)) write_deltas<Kind>(p_, team_, deltas_);
     terms_.clear();
     const int64_t floats = key_floats() + value_floats() + (p_.grad_q && !writes_rows_ ? group_ * query_floats() : 0);
-    const int64_t wave = heads_at_a_time(heads, p_.is_bfloat16 ? floats * 4 : 0, std::max(1, p_.threads));
+    const int64_t threads = std::max(1, p_.threads);
+    const int64_t wave = std::min(heads_at_a_time(heads, p_.is_bfloat16 ? floats * 4 : 0, threads),
+                                  gathered_.key_heads_at_a_time(threads));
     for (first_ = 0; first_ < heads; first_ += wave) {
       past_ = std::min(heads, first_ + wave);
+      gathered_.take(first_, past_);
       clear();
       for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i);
       if (p_.is_bfloat16) round();
@@ -218,6 +223,7 @@ class Backward {
     });
   }
 
+  Gathered gathered_;
   const Problem& p_;
   Team& team_;
   const Batch batch_;

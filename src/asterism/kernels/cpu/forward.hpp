@@ -13,6 +13,7 @@
 
 #include "batch.hpp"
 #include "forward_row.hpp"
+#include "gather.hpp"
 #include "islands.hpp"
 #include "parallel.hpp"
 
@@ -83,23 +84,30 @@ class Pieces {
 template <class Kind>
 class Forward {
  public:
-  Forward(const Problem& p, Team& team) : p_(p), team_(team), batch_(p), tables_(p), starting_(p.heads, -1) {}
+  Forward(const Problem& p, Team& team)
+      : gathered_(p, team), p_(gathered_.problem), team_(team), batch_(p_), tables_(p_), starting_(p.heads, -1) {}
 
   void run() {
     for (int64_t head = 0; head < p_.heads; ++head) starting_[head] = starting_pass(head);
     clear();
-    const int64_t units = p_.batch * p_.heads, wave = heads_in_work(units);
-    for (int64_t first = 0; first < units; first += wave)
-      for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i, first, std::min(units, first + wave));
+    const int64_t units = p_.batch * p_.heads, wave = heads_in_work(units), group = p_.heads / p_.kv_heads;
+    for (int64_t first = 0, past; first < units; first = past) {
+      past = std::min(units, first + wave);
+      gathered_.take(first / group, (past + group - 1) / group);
+      for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i, first, past);
+    }
   }
 
  private:
-  // Several passes go over a few heads at a time, so that the next one finds in the cache what the last one left; but
-  // there must be rows enough for all threads.
+  // A few heads at a time, so that the copies of their keys are no larger than they must be, and so that of several passes
+  // the next one finds in the cache what the last one left; but there must be rows enough for all threads.
   int64_t heads_in_work(int64_t units) const {
-    if (p_.n_passes < 2) return units;
     const int64_t rows = (p_.n_queries + p_.tile - 1) / p_.tile, wanted = kRowsPerThread * std::max(1, p_.threads);
-    return heads_at_a_time(units, p_.n_queries * p_.value_dim * 4, (wanted + rows - 1) / std::max<int64_t>(rows, 1));
+    const int64_t least = (wanted + rows - 1) / std::max<int64_t>(rows, 1), group = p_.heads / p_.kv_heads;
+    const int64_t wave = gathered_.key_heads_at_a_time((least + group - 1) / group) * group;
+    if (p_.n_passes < 2) return wave;
+    const int64_t few = heads_at_a_time(units, p_.n_queries * p_.value_dim * 4, least);
+    return std::min(wave, (few + group - 1) / group * group);
   }
 
   int64_t starting_pass(int64_t head) const {
@@ -203,6 +211,7 @@ class Forward {
     return highest + std::log(total);
   }
 
+  Gathered gathered_;
   const Problem& p_;
   Team& team_;
   const Batch batch_;
