@@ -8,6 +8,7 @@
     (the same with --pattern "causal()" as runs/control)
     python benchmarks/smollm2.py losses smollm2 texts/long.jsonl benchmarks/results/smollm2.json \\
         --adapted runs/adapted/model --control runs/control/model
+    python benchmarks/smollm2.py endless smollm2 texts/long.jsonl benchmarks/results/smollm2.json
     python benchmarks/smollm2.py needles smollm2 benchmarks/results/smollm2.json --adapted runs/adapted/model
     python benchmarks/smollm2.py rates smollm2 benchmarks/results/smollm2.json --picture docs/images/smollm2.svg
 
@@ -53,9 +54,12 @@ from asterism.models.cache.cache import PatternCache
 SINKS, WINDOW = "sinks(first=4, window=124)", "window(left=127)"
 SCHEDULE = f"interleave({', '.join([SINKS] * 5)}, causal())"
 """Five layers of six read 128 keys, and one all, as in Gemma 3."""
+WITHIN = f"{SINKS}, positions within the cache"
 DENSE, LLAMA_CPP = "dense", "llama.cpp"
 EDGES = (0, 128, 512, 1024, 2048, 4096)
 """Losses are means over the tokens between two of these places."""
+BLOCK, BLOCKS = 8192, 6
+"""Tokens of a block of the endless text, as many as the model was trained on, and how many blocks."""
 CONTEXTS = (512, 2048, 8192, 32768)
 DISTANCES = (24, 48, 72, 96, 144, 192, 384, 768)
 """Tokens of a prompt after the sentence that holds its number. The number has 7 and is written in 7, so from 108 on its
@@ -114,11 +118,10 @@ def write_texts(source: Path, folder: Path) -> None:
 def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
     """Nats per token by place in the text, of the model and its adapters under each pattern; yields what to save."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    texts = [json.loads(line)["text"] for line in arguments.texts.read_text().splitlines()]
-    rows = [tokenizer(text, return_tensors="pt").input_ids[:, : EDGES[-1]] for text in texts]
+    rows = [tokenizer(text, return_tensors="pt").input_ids[:, : EDGES[-1]] for text in texts_of(arguments.texts)]
     rows = [row for row in rows if row.shape[1] == EDGES[-1]][: arguments.documents]
     adapters = {"": None, "adapted": arguments.adapted, "control": arguments.control}
-    variants = [(pattern, "") for pattern in (DENSE, SINKS, WINDOW, SCHEDULE)]
+    variants = [(pattern, "") for pattern in (DENSE, SINKS, WITHIN, WINDOW, SCHEDULE)]
     variants += [(SINKS, "adapted"), (SINKS, "control"), (DENSE, "control"), (DENSE, "adapted")]
     for pattern, adapter in variants:
         name = f"{pattern} {adapter}".strip()
@@ -130,12 +133,18 @@ def measure_losses(arguments: argparse.Namespace, record: dict[str, Any]) -> Ite
         yield name
 
 
+def texts_of(file: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
+
+
 def load(folder: Path, pattern: str, adapter: Path | None = None) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     if adapter is not None:
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    if pattern == WITHIN:
+        return use_pattern(model, SINKS, positions="cache")
     if pattern != DENSE:
         return use_pattern(model, pattern)
     model.set_attn_implementation("sdpa")  # an adapter brings its pattern
@@ -144,18 +153,40 @@ def load(folder: Path, pattern: str, adapter: Path | None = None) -> PreTrainedM
 
 @torch.inference_mode()
 def losses_of(model: PreTrainedModel, row: torch.Tensor) -> list[float]:
-    """Mean nats per token between each two edges; logits are made for 512 tokens at a time."""
+    """Mean nats per token between each two edges."""
+    nats, places = nats_of(model, row), torch.arange(1, row.shape[1])
+    return [
+        float(nats[(places >= start) & (places < stop)].mean()) for start, stop in zip(EDGES, EDGES[1:], strict=False)
+    ]
+
+
+@torch.inference_mode()
+def nats_of(model: PreTrainedModel, row: torch.Tensor) -> torch.Tensor:
+    """Of all tokens of int64 [1, N] but the first; logits are made for 512 at a time."""
     hidden = model.model(row, use_cache=False).last_hidden_state[0, :-1]
-    nats = torch.cat(
+    return torch.cat(
         [
             functional.cross_entropy(model.lm_head(some), after, reduction="none")
             for some, after in zip(hidden.split(512), row[0, 1:].split(512), strict=True)
         ]
     )
-    places = torch.arange(1, row.shape[1])
-    return [
-        float(nats[(places >= start) & (places < stop)].mean()) for start, stop in zip(EDGES, EDGES[1:], strict=False)
-    ]
+
+
+def measure_endless(arguments: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
+    """Nats per token of each block of one long text, read whole with each kind of positions, and block by block."""
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    text = tokenizer("\n\n".join(texts_of(arguments.texts)), return_tensors="pt").input_ids[:, : BLOCK * BLOCKS]
+    whole = text.shape[1]
+    for name, pattern, length in ((SINKS, SINKS, whole), (WITHIN, WITHIN, whole), ("block by block", SINKS, BLOCK)):
+        if name in record:
+            continue
+        model = load(arguments.model, pattern)
+        nats = torch.cat(
+            [functional.pad(nats_of(model, part), (1, 0), value=math.nan) for part in text.split(length, 1)]
+        )
+        record[name] = [float(block.nanmean()) for block in nats.split(BLOCK)]
+        print(name, [round(one, 3) for one in record[name]])
+        yield name
 
 
 # --- needles ---------------------------------------------------------------------------------------------------------
@@ -331,7 +362,7 @@ def main() -> None:
         draw(record["rates"], arguments.picture)
 
 
-PARTS = {"losses": measure_losses, "needles": measure_needles, "rates": measure_rates}
+PARTS = {"losses": measure_losses, "endless": measure_endless, "needles": measure_needles, "rates": measure_rates}
 
 
 def report(record: dict[str, Any]) -> None:
@@ -345,6 +376,11 @@ def report(record: dict[str, Any]) -> None:
         if adapted in losses and control in losses:
             difference = ", ".join(f"{one:.3f} ± {error:.3f}" for one, error in apart(losses[adapted], losses[control]))
             print(f"learned under the pattern, less the control, both under it: {difference}")
+    if endless := record.get("endless"):
+        print("| | " + " | ".join(f"{BLOCK * block:,} to {BLOCK * (block + 1):,}" for block in range(BLOCKS)) + " |")
+        print("|---" * (BLOCKS + 1) + "|")
+        for name, nats in endless.items():
+            print(f"| `{name}` | " + " | ".join(f"{one:.3f}" for one in nats) + " |")
     if needles := record.get("needles"):
         print("| | " + " | ".join(map(str, DISTANCES)) + " |")
         print("|---" * (len(DISTANCES) + 1) + "|")
@@ -419,15 +455,16 @@ def _arguments() -> argparse.Namespace:
     for name in PARTS:
         part = parts.add_parser(name)
         part.add_argument("model", type=Path)
-        if name != "rates":
+        if name in ("losses", "needles"):
             part.add_argument("--adapted", type=Path, help="the adapter that was trained under the pattern")
-        if name == "losses":
+        if name in ("losses", "endless"):
             part.add_argument("texts", type=Path)
+        if name == "losses":
             part.add_argument("--documents", type=int, default=12)
             part.add_argument("--control", type=Path, help="the adapter that was trained without it")
         elif name == "needles":
             part.add_argument("--samples", type=int, default=5)
-        else:
+        elif name == "rates":
             part.add_argument("--tokens", type=int, default=32, help="generated in each turn, at most 64")
             part.add_argument("--turns", type=int, default=5)
             part.add_argument("--picture", type=Path, metavar="FILE.svg")

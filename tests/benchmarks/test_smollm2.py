@@ -62,6 +62,25 @@ def test_losses_are_means_between_places(folder, smollm2, monkeypatch):
         assert smollm2.losses_of(model, row) == pytest.approx([float(one) for one in wanted], abs=1e-5)
 
 
+def test_an_endless_text_is_read_whole_and_block_by_block(folder, smollm2, monkeypatch, tmp_path):
+    monkeypatch.setattr(smollm2, "BLOCK", 300)
+    monkeypatch.setattr(smollm2, "BLOCKS", 2)
+    monkeypatch.setattr(smollm2.AutoTokenizer, "from_pretrained", lambda folder: Letters())
+    letters = "".join(chr(1 + number * number % 59) for number in range(250))
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": letters}) + "\n" for _ in range(3)))
+    arguments, record = SimpleNamespace(model=folder, texts=tmp_path / "long.jsonl"), {}
+    assert list(smollm2.measure_endless(arguments, record)) == [smollm2.SINKS, smollm2.WITHIN, "block by block"]
+    row = Letters()("\n\n".join([letters] * 3), "pt").input_ids[:, :600]
+    for name, options in ((smollm2.SINKS, {}), (smollm2.WITHIN, {"positions": "cache"})):
+        model = use_pattern(LlamaForCausalLM.from_pretrained(folder).eval(), smollm2.SINKS, **options)
+        nats = functional.cross_entropy(model(row).logits[0, :-1], row[0, 1:], reduction="none").detach()
+        assert record[name] == pytest.approx([float(nats[:299].mean()), float(nats[299:].mean())], abs=1e-5)
+    model = use_pattern(LlamaForCausalLM.from_pretrained(folder).eval(), smollm2.SINKS)
+    second = functional.cross_entropy(model(row[:, 300:]).logits[0, :-1], row[0, 301:]).item()
+    assert record["block by block"] == pytest.approx([record[smollm2.SINKS][0], second], abs=1e-5)
+    assert record[smollm2.SINKS] != record[smollm2.WITHIN]
+
+
 def test_a_turn_leaves_the_cache_as_it_was(folder, smollm2):
     for pattern, context, keys in ((smollm2.DENSE, 200, 200), (smollm2.DENSE, 300, 300), (smollm2.SINKS, 300, 300)):
         model = smollm2.load(folder, pattern)
@@ -125,7 +144,9 @@ def test_the_page_has_the_figures_of_the_record(smollm2, capsys):
     lines, page = capsys.readouterr().out.splitlines(), docs_page("smollm2.md").read_text()
     tables = [line for line in lines if re.match(r"\| [`\d]", line)]
     rows = [line.split(" | ", 1)[1] for line in tables]
-    assert len(rows) == len(record["losses"]) + len(record["needles"]) - 1 + len(record["rates"])
+    assert len(rows) == len(record["losses"]) + len(record["needles"]) - 1 + len(record["rates"]) + len(
+        record["endless"]
+    )
     assert all(f" | {row}\n" in page for row in rows), [row for row in rows if f" | {row}\n" not in page]
     (difference,) = (line for line in lines if line.startswith("learned under the pattern"))
     assert difference.endswith("0.060 ± 0.008, -0.010 ± 0.012, -0.061 ± 0.006, -0.060 ± 0.006, -0.055 ± 0.004")

@@ -67,6 +67,11 @@ def test_a_native_window_writes_what_transformers_writes(mistral):
     wider = open_causal(mistral, pattern="causal()", native_window="replace")
     assert wider.continued(long, 12) != expected
     assert (plain.identity()["pattern"], native.identity()["dtype"]) == (None, "float64")
+    assert "positions" not in plain.identity()  # records of before go on
+    sinks = {"pattern": "sinks(first=2, window=6)", "native_window": "replace"}
+    near = open_causal(mistral, **sinks, positions="cache")
+    assert near.identity() != open_causal(mistral, **sinks).identity()
+    assert near.model.config.asterism_positions == near.identity()["positions"] == "cache"
     assert native.identity()["pattern"] != wider.identity()["pattern"]
 
 
@@ -176,5 +181,7 @@ def test_what_is_no_causal_model_is_refused(mistral, tiny, tmp_path):
         open_causal(tiny, pattern="native")
     with refusing(ConfigurationError, "window-needs-pattern", "intersect"):
         open_causal(mistral, native_window="intersect")
+    with refusing(ConfigurationError, "positions-need-pattern", "cache"):
+        open_causal(mistral, positions="cache")
     with refusing(ConfigurationError, "unknown-dtype", "'int8'"):
         open_causal(mistral, dtype="int8")

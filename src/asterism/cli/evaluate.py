@@ -30,6 +30,7 @@ _OF_RULER: dict[str, Any] = {
     "seed": 0,
     "pattern": None,
     "native_window": None,
+    "positions": None,
     "record": None,
     "resume": False,
 }
@@ -80,7 +81,7 @@ def _ask(argv: Sequence[str], where: dict[str, Any], tasks: list[str], how: dict
     with waiting("loading PyTorch and transformers"):
         from asterism.evaluation import evaluate_ruler, open_causal
         from asterism.training.run.device import computing_on
-    pattern = {name: how.pop(name) for name in ("pattern", "native_window")}
+    pattern = {name: how.pop(name) for name in ("pattern", "native_window", "positions")}
     with computing_on(where["device"]):
         with waiting("loading the model"):
             model = open_causal(where["run"], **pattern)
@@ -153,6 +154,11 @@ def _add_ruler(parser: Parser) -> None:
         "--native-window",
         choices=("intersect", "replace"),
         help="with --pattern, for a model with windows: what becomes of them",
+    )
+    parser.add_argument(
+        "--positions",
+        choices=("original", "cache"),
+        help="with --pattern: where keys of sinks(...) stand to a rotary model (default: original)",
     )
     parser.add_argument(
         "--record", type=output_file(".json"), metavar="FILE.json", help="with --ruler: also keep each finished score"

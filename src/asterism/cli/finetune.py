@@ -67,7 +67,7 @@ GROUPS = (
     ),
     Group(
         "tasks of causal models",
-        more=("pattern", "native_window", "lora", "packing", "chat_template"),
+        more=("pattern", "native_window", "positions", "lora", "packing", "chat_template"),
     ),
     Group(
         "tasks on DNA",

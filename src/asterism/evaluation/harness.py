@@ -8,7 +8,7 @@ from typing import Any
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.evaluation.model import open_causal
-from asterism.models.drop_in.field import NativeWindow
+from asterism.models.drop_in.field import NativeWindow, Positions
 from asterism.presence import require_package
 from asterism.training.run.device import computing_on
 
@@ -35,6 +35,7 @@ class AsterismLM(HFLM):  # type: ignore[misc]  # lm-eval need not be there
     pretrained     the folder of a run that predicts the next byte, or of a model of transformers
     pattern        a pattern for a model of transformers, as for `use_pattern`: "native", "window(left=511)"
     native_window  "intersect" or "replace", for a model with windows of its own
+    positions      "original" or "cache", as for `use_pattern`
     dtype          of the weights of a model of transformers; "auto" is that of the folder
     device         "cpu", "cuda" or "cuda:N"; None and "cuda:0", which lm_eval gives if you name none, are the GPU if
                    there is one, else the CPU
@@ -48,17 +49,20 @@ class AsterismLM(HFLM):  # type: ignore[misc]  # lm-eval need not be there
         pretrained: str,
         pattern: str | None = None,
         native_window: NativeWindow | None = None,
+        positions: Positions | None = None,
         dtype: str = "auto",
         device: str | None = None,
         **more: Any,
     ) -> None:
-        known = ("pretrained", "pattern", "native_window", "dtype", "device", *_OF_HFLM)
+        known = ("pretrained", "pattern", "native_window", "positions", "dtype", "device", *_OF_HFLM)
         for name in more:
             if name not in _OF_HFLM:
                 hint = nearest(name, known) or f" The arguments are {', '.join(known)}."
                 raise ConfigurationError("unknown-argument", f"the model asterism has no argument {name!r}.{hint}")
         with computing_on("auto" if device in (None, _BY_DEFAULT) else device):
-            opened = open_causal(str(pretrained), pattern=pattern, native_window=native_window, dtype=dtype)
+            opened = open_causal(
+                str(pretrained), pattern=pattern, native_window=native_window, positions=positions, dtype=dtype
+            )
         if opened.tokenizer.eos_token_id is None:
             raise ConfigurationError(
                 "tokenizer-without-end",

@@ -15,7 +15,7 @@ from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.evaluation.byte_tokens import byte_tokenizer
 from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
 from asterism.models import use_pattern
-from asterism.models.drop_in.field import NativeWindow
+from asterism.models.drop_in.field import NativeWindow, Positions
 from asterism.presence import require_checkpoint, require_model
 from asterism.quiet import quiet_transformers
 from asterism.system import sha256_of
@@ -108,11 +108,13 @@ class CausalModel:
     def identity(self) -> dict[str, Any]:
         """What decides the answers, as plain values: the pattern, and hashes of all weights and of the vocabulary."""
         files = sorted(self.folder.rglob("*.safetensors"))
+        positions = getattr(self.model.config, "asterism_positions", None)
         return {
             "model": str(self.folder),
             "weights": {str(file.relative_to(self.folder)): sha256_of(file).hex() for file in files},
             "pattern": getattr(self.model.config, "asterism_pattern", None),
             "native_window": getattr(self.model.config, "asterism_native_window", None),
+            **({} if positions is None else {"positions": positions}),
             "dtype": self.dtype if self.dtype == "bfloat16" else str(self.model.dtype).removeprefix("torch."),
             "vocabulary": hashlib.sha256(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode()).hexdigest(),
         }
@@ -123,6 +125,7 @@ def open_causal(
     *,
     pattern: str | None = None,
     native_window: NativeWindow | None = None,
+    positions: Positions | None = None,
     dtype: str = "auto",
 ) -> CausalModel:
     """Load a causal model with its tokenizer from the folder of a run, or from one of transformers.
@@ -139,18 +142,21 @@ def open_causal(
     require_checkpoint(folder)
     require_model(folder, "model")
     if (folder / "run.json").exists():
-        if pattern is not None or native_window is not None or dtype != "auto":
+        if dtype != "auto" or any(given is not None for given in (pattern, native_window, positions)):
             raise ConfigurationError(
                 "pattern-of-a-run",
-                f"{folder} is a run, which has its own patterns and dtype; leave pattern, native_window and dtype out",
+                f"{folder} is a run, which has its own patterns and dtype; leave pattern, native_window, positions and"
+                " dtype out",
             )
         return _of_run(folder)
     tokenizer = _tokenizer(folder)
     model = load_causal(folder, _dtype(dtype))
     if pattern is not None:
-        use_pattern(model, pattern, native_window=native_window)
+        use_pattern(model, pattern, native_window=native_window, positions=positions)
     elif native_window is not None:
         raise ConfigurationError("window-needs-pattern", f"native_window={native_window!r} needs a pattern")
+    elif positions is not None:
+        raise ConfigurationError("positions-need-pattern", f"positions={positions!r} needs a pattern")
     moved: Any = model
     return CausalModel(folder, moved.to(device_of_runs()).eval(), tokenizer)
 

@@ -355,6 +355,10 @@ def test_models_and_settings_that_do_not_fit(settings, model, tmp_path):
             FineTuneConfig(task="generate", model="m", data="d", **{name: value})
     with refusing(ConfigurationError, "setting-range", "native_window", "needs a pattern"):
         settings(native_window="replace")
+    with refusing(ConfigurationError, "setting-range", "positions", "needs a pattern"):
+        settings(positions="cache")
+    with refusing(ConfigurationError, "setting-range", "positions", "original, cache"):
+        settings(pattern="sinks()", positions="text")
     without = character_tokenizer(eos_token=None)
     with quiet_transformers():
         endless = save_tiny_llama(tmp_path / "endless")

@@ -18,11 +18,17 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
-from asterism.models.drop_in.field import WINDOW_FIELD, PatternField, read_native_window
+from asterism.models.drop_in.field import (
+    POSITIONS_FIELD,
+    WINDOW_FIELD,
+    PatternField,
+    read_native_window,
+    read_positions,
+)
 from asterism.models.drop_in.use_pattern import use_pattern
 from asterism.patterns import in_full
 
-_FIELDS = (PatternField.name, WINDOW_FIELD)
+_FIELDS = (PatternField.name, WINDOW_FIELD, POSITIONS_FIELD)
 BASE_FIELD = "asterism_base"
 """The SHA-256 of the weights that an adapter of a run was trained on."""
 _KEPT = (*_FIELDS, BASE_FIELD)
@@ -139,22 +145,33 @@ def _remember(config: Any, model: Any) -> None:
         vars(config).pop(name, None)
     if model.config.asterism_pattern is not None:
         own = {PatternField.name: model.config.asterism_pattern, WINDOW_FIELD: read_native_window(model.config)}
+        if (positions := read_positions(model.config)) != "original":
+            own[POSITIONS_FIELD] = positions
         vars(config).update(own)
 
 
 def _follow(model: PreTrainedModel, config: Any) -> None:
     """Give a model the pattern of an adapter. Raises ConfigurationError if it has another."""
-    pattern, native_window = (vars(config).get(name) for name in _FIELDS)
+    pattern, native_window, positions = (vars(config).get(name) for name in _FIELDS)
     if pattern is None:
         return
-    if model.config.asterism_pattern is None:
-        use_pattern(model, pattern, native_window=native_window)
-    elif (in_full(model.config.asterism_pattern), read_native_window(model.config)) != (
+    own = model.config
+    if own.asterism_pattern is None:
+        use_pattern(model, pattern, native_window=native_window, positions=positions)
+    elif (in_full(own.asterism_pattern), read_native_window(own), read_positions(own)) != (
         in_full(pattern),
         native_window,
+        positions or "original",
     ):
         raise ConfigurationError(
             "adapter-of-other-pattern",
-            f"the adapter was trained with the pattern {pattern}, but the model has {model.config.asterism_pattern};"
-            " use a model without a pattern, or with that of the adapter",
+            f"the adapter was trained with the pattern {_told(pattern, native_window, positions)}, but the model has"
+            f" {_told(own.asterism_pattern, read_native_window(own), read_positions(own))}; use a model without a"
+            " pattern, or with that of the adapter",
         )
+
+
+def _told(pattern: Any, native_window: str | None, positions: str | None) -> str:
+    """A pattern with what goes beside it, for a message."""
+    beside = {"native_window": native_window, "positions": positions}
+    return f"{pattern} ({', '.join(f'{name}={said}' for name, said in beside.items() if said is not None)})"

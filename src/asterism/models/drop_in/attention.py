@@ -29,6 +29,7 @@ from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns, require_native_window
 from asterism.models.drop_in.native import check_asked
 from asterism.models.drop_in.places import place_of
+from asterism.models.drop_in.positions import in_cache, sinks_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
 from asterism.models.drop_in.trees import check_tree, trees_of
@@ -36,12 +37,13 @@ from asterism.patterns import parse, require_causal, window
 
 
 class Rule(NamedTuple):
-    """A layer's pattern as text, whether the rows of a batch must follow it at their own lengths, and whether their
-    tokens are a tree."""
+    """A layer's pattern as text, whether the rows of a batch must follow it at their own lengths, whether their tokens
+    are a tree, and of `sinks(first, window)` the two arguments."""
 
     text: str
     depends_on_length: bool
     has_tree: bool
+    sinks: tuple[int, int] | None
 
 
 class LayerCall(NamedTuple):
@@ -89,6 +91,9 @@ def pattern_attention(
         )
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
+    if (among_read := in_cache(module, query, key, rule.sinks, tokens, documents)) is not None:
+        scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+        query, key = among_read
     asked = LayerCall(rule, tokens, scaling, read_terms(others, dropout))
     if rule.has_tree:
         shape = query.shape[0], query.shape[2]
@@ -130,7 +135,7 @@ def layer_rule(module: Any, tokens: LayerTokens) -> Rule:
 
 
 @torch.compiler.assume_constant_result
-def _constant_rule(*question: Any) -> tuple[str, bool, bool]:
+def _constant_rule(*question: Any) -> tuple[str, bool, bool, tuple[int, int] | None]:
     """As `_complete_rule`; nothing for torch.compile to look into."""
     return _complete_rule(*question)
 
@@ -138,13 +143,13 @@ def _constant_rule(*question: Any) -> tuple[str, bool, bool]:
 @remembering_few(1024)
 def _complete_rule(
     texts: str | tuple[str, ...] | None, number: int, layers: int, causal: bool, own_window: int | None
-) -> tuple[str, bool, bool]:
+) -> tuple[str, bool, bool, tuple[int, int] | None]:
     pattern = read_patterns(texts, layers)[number]
     if own_window is not None:
         pattern = pattern & (window(own_window - 1) if causal else window(own_window, own_window))
     if causal:
         require_causal(pattern)
-    return pattern.text, pattern.depends_on_length, bool(trees_of(pattern))
+    return pattern.text, pattern.depends_on_length, bool(trees_of(pattern)), sinks_of(pattern)
 
 
 def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall) -> torch.Tensor:

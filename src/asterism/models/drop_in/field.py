@@ -28,8 +28,18 @@ INCLUDED = "included"
 WINDOW_FIELD = "asterism_native_window"
 """Where it stands in a configuration, next to the pattern."""
 
+Positions = Literal["original", "cache"]
+"""Where a rotary model sees its keys: where they stood in the text, or among those that are read (positions.py)."""
+
+POSITIONS_FIELD = "asterism_positions"
+"""Where this stands in a configuration; it is left out for the original ones."""
+
 OWN_FIELD = "asterism_native_patterns"
 """Next to a pattern that is made with the model's own: the texts of these, one per layer."""
+
+
+_BESIDE = (WINDOW_FIELD, OWN_FIELD, POSITIONS_FIELD)
+"""What goes with the pattern when it goes."""
 
 
 class PatternField:
@@ -48,8 +58,8 @@ class PatternField:
         if text is None:
             fields.pop(self.name, None)
             fields.pop("attn_implementation", None)
-            fields.pop(WINDOW_FIELD, None)
-            fields.pop(OWN_FIELD, None)
+            for name in _BESIDE:
+                fields.pop(name, None)
             return
         fields[self.name] = text
         fields["attn_implementation"] = IMPLEMENTATION  # what is saved
@@ -82,7 +92,7 @@ def _let_another_attention_be_asked_for(kind: Any) -> None:
     def to_dict(self: Any) -> dict[str, Any]:
         written: dict[str, Any] = write(self)
         if PatternField.name in written and is_set_aside(self):
-            for name in (PatternField.name, WINDOW_FIELD, OWN_FIELD, "attn_implementation"):
+            for name in (PatternField.name, *_BESIDE, "attn_implementation"):
                 written.pop(name, None)
         if PatternField.name in written:
             written[PatternField.name] = in_full(written[PatternField.name])
@@ -115,6 +125,21 @@ def write_native_window(config: PreTrainedConfig, native_window: str) -> None:
     """Keep it next to the pattern, so that a saved model reads the same keys."""
     vars(config)[WINDOW_FIELD] = native_window
     read_native_window(config)
+
+
+def read_positions(config: PreTrainedConfig) -> Positions:
+    """Which positions keys have, as the configuration says. Raises ConfigurationError for anything else there."""
+    said = vars(config).get(POSITIONS_FIELD, "original")
+    if said not in get_args(Positions):
+        raise ConfigurationError("positions-choice", f'positions must be "original" or "cache", got {shown(said)}')
+    return said
+
+
+def write_positions(config: PreTrainedConfig, positions: str) -> None:
+    """Keep it next to the pattern."""
+    vars(config)[POSITIONS_FIELD] = positions
+    if read_positions(config) == "original":
+        del vars(config)[POSITIONS_FIELD]
 
 
 def require_native_window(config: PreTrainedConfig, window: int) -> None:

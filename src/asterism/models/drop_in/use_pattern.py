@@ -13,12 +13,16 @@ from asterism.models.drop_in.field import (
     IMPLEMENTATION,
     INCLUDED,
     OWN_FIELD,
+    POSITIONS_FIELD,
     WINDOW_FIELD,
     NativeWindow,
+    Positions,
     read_native_window,
     read_patterns,
+    read_positions,
     write_native_window,
     write_patterns,
+    write_positions,
 )
 from asterism.models.drop_in.native import (
     NAME,
@@ -32,6 +36,7 @@ from asterism.models.drop_in.native import (
 )
 from asterism.models.drop_in.own_configuration import own_configuration
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
+from asterism.models.drop_in.positions import check_positions, set_rotations
 from asterism.models.drop_in.sharded import install_sharding
 from asterism.models.drop_in.trees import check_depths, check_tree_pattern, trees_of
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
@@ -54,6 +59,7 @@ def use_pattern(
     pattern: Given | _AsConfigured | None = _AsConfigured.AS_CONFIGURED,
     *,
     native_window: NativeWindow | None = None,
+    positions: Positions | None = None,
 ) -> Model:
     """Give a model of transformers a sparse pattern: Llama, Qwen, Mistral, GPT-2, BERT, ModernBERT, ...
 
@@ -71,6 +77,8 @@ def use_pattern(
       raises ConfigurationError. With "intersect" a query reads where both the pattern and the window allow: layers
       trained on short distances keep them, and `causal()` (`dense()` for encoders) changes nothing. With "replace" the
       pattern replaces the window, so that `sinks(4, 508)` reads the sinks. The choice is saved with the pattern.
+    - `positions="cache"` shows rotary models the keys of `sinks` where they stand among those that are read (Xiao 2023,
+      section 3.2) instead of in the text ("original"). Keys take twice the room. The choice is saved with the pattern.
     - Causal models need a pattern that is causal and prefix-stable; encoders take any.
     - To the pattern, positions count the real tokens of a row, whatever side padding is on. A pattern that depends on
       the length, such as `bigbird`, uses the length of each row. So padding changes no real token through the pattern.
@@ -106,8 +114,9 @@ def use_pattern(
     own_configuration(model, base)
     before = dict(vars(base.config))
     try:
-        _write(base, modules, pattern, native_window)
+        _write(base, modules, pattern, native_window, positions)
         _check_patterns(base, modules)
+        set_rotations(base, modules)
         _select(base)
     except Exception:
         vars(base.config).clear()
@@ -121,6 +130,7 @@ def restore_pattern(model: PreTrainedModel) -> None:
     """Prepare a model that was built from a configuration with a pattern. Raises as `use_pattern` does."""
     modules = find_attention(model)
     _check_patterns(model, modules)
+    set_rotations(model, modules)
     _prepare(model, modules)
 
 
@@ -145,12 +155,16 @@ def _base(model: object) -> PreTrainedModel:
     return base
 
 
-def _write(model: PreTrainedModel, modules: list[Any], given: Any, native_window: str | None) -> None:
+def _write(
+    model: PreTrainedModel, modules: list[Any], given: Any, native_window: str | None, positions: str | None
+) -> None:
     """Keep in the configuration what was asked for."""
     config = model.config
     as_configured = given is _AsConfigured.AS_CONFIGURED
     if as_configured and config.asterism_pattern is None:
         as_configured, given = False, NAME
+    if not as_configured:
+        vars(config).pop(POSITIONS_FIELD, None)
     if mentions_native(given):
         _write_native(model, modules, given, native_window)
     elif not as_configured:
@@ -159,6 +173,8 @@ def _write(model: PreTrainedModel, modules: list[Any], given: Any, native_window
         vars(config).pop(OWN_FIELD, None)
     if native_window is not None:
         write_native_window(config, native_window)
+    if positions is not None:
+        write_positions(config, positions)
 
 
 def _write_native(model: PreTrainedModel, modules: list[Any], given: Any, native_window: str | None) -> None:
@@ -188,6 +204,8 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
         check_tree_pattern(rule, model, hides_future, read_native_window(config) == "intersect")
         if hides_future:
             require_causal(rule)
+    if read_positions(config) == "cache":
+        check_positions(read_patterns(config.asterism_pattern, len(modules)), read_native_window(config))
     if read_native_window(config) == INCLUDED and (texts := vars(config).get(OWN_FIELD)) is not None:
         check_unchanged(texts, patterns_of(native_locals(model, modules), is_causal(model, modules)))
     if read_native_window(config) == "intersect" and getattr(config, "attention_chunk_size", None):

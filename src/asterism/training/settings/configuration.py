@@ -29,6 +29,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
 Schedule = Literal["cosine", "linear", "inverse_sqrt"]
 NativeWindow = Literal["replace", "intersect"]
+Positions = Literal["original", "cache"]
 
 _TYPES: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 """What messages call the types of settings; a Literal's values are compared one by one."""
@@ -367,6 +368,11 @@ class FineTuneConfig(TrainingConfig):
         the pattern alone""",
         None,
     )
+    positions: Positions | None = _setting(
+        """with `pattern`: "cache" shows a rotary model the keys of sinks(...) where they stand among those that are
+        read, "original" where they stand in the text (default: original)""",
+        None,
+    )
     lora: str | None = _setting(LORA, None)
     packing: bool = _setting(
         "put several examples into each training row of `length` tokens; they do not read each other", False
@@ -436,6 +442,9 @@ class FineTuneConfig(TrainingConfig):
         if self.native_window is not None:
             self._require_one_of("native_window", NativeWindow)
             self._require("native_window", self.pattern is not None, "needs a pattern")
+        if self.positions is not None:
+            self._require_one_of("positions", Positions)
+            self._require("positions", self.pattern is not None, "needs a pattern")
         if self.lora is not None:
             parse_lora(self.lora)
             self._require("lora", not self.from_scratch, "needs trained weights: leave from_scratch out")

@@ -97,6 +97,7 @@ _CONTINUING = (
     "no_repeat_ngram_size",
     "pattern",
     "native_window",
+    "positions",
     "packing",
     "lora",
 )

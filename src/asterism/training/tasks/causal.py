@@ -28,7 +28,7 @@ def follow(model: PreTrainedModel, config: FineTuneConfig) -> None:
             "pattern-of-own-model",
             f"pattern: the model in {config.model} is Asterism's and has its own mixers; leave pattern out",
         )
-    use_pattern(model, config.pattern, native_window=config.native_window)
+    use_pattern(model, config.pattern, native_window=config.native_window, positions=config.positions)
 
 
 @torch.no_grad()
