@@ -18,6 +18,7 @@ what it has, so each part goes on where it stopped.
 """
 
 import argparse
+import calendar
 import functools
 import json
 import lzma
@@ -107,9 +108,34 @@ def write_texts(source: Path, folder: Path) -> None:
         for row in whole(rows[2000:2100])[:4]
     ]
     long = [{"text": row["text"][:34000]} for row in rows[2100:] if len(row["text"]) > 34000]
+    asked = [question for row in rows[:2000] for question in questions(row)]
+    kept = [question for row in rows[2000:2100] for question in questions(row)]
+    files = {"train": train, "short": short, "long": long, "questions": asked, "new-questions": kept}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in (("train", train), ("short", short), ("long", long)):
+    for name, part in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+def questions(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """One conversation about the first page of an RFC, for every question of the template that it answers."""
+    page = "\n".join(line.strip() for line in row["text"][:1200].splitlines() if line.strip())
+    dates = re.findall(rf"({'|'.join(calendar.month_name[1:])}) (\d{{4}})", page)
+    answers = {
+        "When was it published?": " ".join(dates[0]) if dates else "",
+        "What is its number?": row["id"].removeprefix("rfc") if row["id"].removeprefix("rfc") in page else "",
+        "Which documents does it replace?": ", ".join(row["obsoletes"]) or "none",
+        "Which documents does it update?": ", ".join(row["updates"]) or "none",
+    }
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"{page}\n\n{question}"},
+                {"role": "assistant", "content": answer},
+            ]
+        }
+        for question, answer in answers.items()
+        if answer
+    ]
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------

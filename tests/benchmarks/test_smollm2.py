@@ -34,7 +34,11 @@ def folder(tmp_path):
 
 
 def test_no_text_is_in_two_files(tmp_path, smollm2):
-    rows = [{"title": f"Title {number}", "text": f"{number:05d}" * 7000} for number in range(2110)]
+    more = {"obsoletes": [], "updates": ["RFC7"]}
+    rows = [
+        {"id": f"rfc{number}", "title": f"Title {number}", "text": f"{number:05d}" * 7000} | more
+        for number in range(2110)
+    ]
     with lzma.open(tmp_path / "rows.jsonl.xz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     smollm2.write_texts(tmp_path / "rows.jsonl.xz", tmp_path / "texts")
@@ -50,6 +54,21 @@ def test_no_text_is_in_two_files(tmp_path, smollm2):
         {row["text"][:5] for row in read["long"]},
     ]
     assert sum(map(len, kinds)) == len(set.union(*kinds)) == 2014
+
+
+def test_questions_are_about_the_first_page(smollm2):
+    page = "Request for Comments: 9042\n\n   Updates: 5228        June 2021\n\n   An abstract of May 2020."
+    row = {"id": "rfc9042", "text": page, "obsoletes": [], "updates": ["RFC5228", "RFC17"]}
+    asked = {
+        one["messages"][0]["content"].split("\n\n")[1]: one["messages"][1]["content"] for one in smollm2.questions(row)
+    }
+    assert asked == {
+        "When was it published?": "June 2021",
+        "What is its number?": "9042",
+        "Which documents does it replace?": "none",
+        "Which documents does it update?": "RFC5228, RFC17",
+    }
+    assert len(smollm2.questions(row | {"text": "No date, no number."})) == 2
 
 
 def test_losses_are_means_between_places(folder, smollm2, monkeypatch):

@@ -230,6 +230,22 @@ def test_one_graph_serves_all_lengths():
             torch.testing.assert_close(found, model(token, past_key_values=other).logits, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("positions", ("original", "cache"))
+def test_a_text_beyond_the_length_of_training_is_told_once(positions, caplog):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**GROUPED | {"max_position_embeddings": 31})).eval()
+    use_pattern(model, SINKS, positions=positions)
+    with torch.no_grad():
+        model(ids_of(31), use_cache=False)
+        assert not caplog.records
+        out = model(ids_of(30))
+        model(ids_of(2), past_key_values=out.past_key_values)
+        model(ids_of(40), use_cache=False)
+    assert [record.getMessage()[:42] for record in caplog.records] == (
+        ["the text is longer than the 31 tokens of m"] if positions == "original" else []
+    )
+
+
 # --- kept and refused -------------------------------------------------------------------------------------------------
 
 

@@ -10,13 +10,15 @@ leaves one product of twice the width, in which each key has one half:
 """
 
 import ast
+import copy
 import inspect
+import logging
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,12 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.layers.rows.padding import count_positions
+from asterism.memo import remembering_few
 from asterism.models.drop_in.field import read_positions
 from asterism.models.drop_in.tokens import LayerTokens
 from asterism.patterns import Pattern, causal
+
+_LOG = logging.getLogger(__name__)
 
 _ROTATE = "apply_rotary_pos_emb"
 """What the files of transformers call the function that rotates queries and keys."""
@@ -38,19 +43,42 @@ _NAME = "asterism_rotation"
 """The attribute of an attention module that holds its rotation."""
 
 
-@dataclass(frozen=True)
+class _Turn(NamedTuple):
+    """By how much queries are rotated back, in cosines and sines [B or 1, N, R], wide, and which keys are sinks, bool
+    [B or 1, 1, S, 1]."""
+
+    cos: Tensor
+    sin: Tensor
+    is_sink: Tensor
+
+
+@dataclass
 class Rotation:
-    """How a family rotates: `angles` gives cosines and sines of positions, `rotate` applies them."""
+    """How a family rotates: `angles` gives cosines and sines of positions, `rotate` applies them.
+
+    latest  the turn of a call and what it was asked for, which all layers of the call share
+    """
 
     angles: nn.Module
     rotate: Callable[..., tuple[Tensor, Tensor]]
+    latest: tuple[tuple[Any, ...], _Turn] | None = field(default=None, compare=False, repr=False)
 
-    def back(self, x: Tensor, by: Tensor) -> Tensor:
-        """x [B, H, N, D], rotated, as if its tokens stood int64 [B or 1, N] positions further in front; its dtype."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        cos, sin = self.angles(wide, -by)
+    def angles_back(self, like: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, in the dtype of `like`, of int64 [B or 1, N] positions further in front."""
+        cos, sin = self.angles(like, -by)
         size = getattr(self.angles, "attention_scaling", 1.0)  # yarn scales what it rotates, which is done already
-        return self.rotate(wide, wide[:, :1], cos / size, sin / size)[0].to(x.dtype)
+        return cos / size, sin / size
+
+    def back(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, H, N, D], which is rotated, rotated by these angles; in its dtype."""
+        wide = x.to(cos.dtype)
+        return self.rotate(wide, wide[:, :1], cos, sin)[0].to(x.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Rotation":
+        return Rotation(copy.deepcopy(self.angles, memo), self.rotate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"angles": self.angles, "rotate": self.rotate, "latest": None}
 
 
 def set_rotations(model: PreTrainedModel, modules: Sequence[Any]) -> None:
@@ -93,26 +121,70 @@ def in_cache(
     `sinks` are the arguments of the layer's pattern. None for a layer in which distances are what they are.
     """
     rotation: Rotation | None = getattr(module, _NAME, None)
-    if rotation is None or sinks is None:
+    if sinks is None:
+        return None
+    if rotation is None:
+        _warn_beyond(module, tokens.first + q.shape[2])
         return None
     if tokens.call is not None:
         raise ConfigurationError(
             "positions-in-shards", 'positions="cache" is not supported within sequence_parallel: leave it out'
         )
-    (first, window), places = sinks, _places(tokens, documents, q)
-    own, of_keys = places[:, -q.shape[2] :], places[:, -k.shape[2] :]
-    back = rotation.back(q, (own - (first + window - 1)).clamp(min=0))
-    is_sink = (of_keys < first)[:, None, :, None]
+    cos, sin, is_sink = _turn(rotation, q, k, sinks, tokens, documents)
     keys = torch.cat([k.masked_fill(is_sink, 0), k.masked_fill(~is_sink, 0)], dim=-1)
-    return torch.cat([q, back], dim=-1), keys
+    return torch.cat([q, rotation.back(q, cos, sin)], dim=-1), keys
 
 
-def _places(tokens: LayerTokens, documents: tuple[int, ...] | None, q: Tensor) -> Tensor:
-    """Where the tokens stand in their rows or documents, int64 [B or 1, S + N]; anywhere for padding."""
-    if documents is None:
-        return count_positions(tokens.real, tokens.seen + q.shape[2], q.device).clamp(min=0)
-    places = torch.cat([torch.arange(length, device=q.device) for length in documents])
-    return places.view(q.shape[0], -1)
+def _warn_beyond(module: Any, length: int) -> None:
+    """Say, once for each length of training, that sinks are further away than a rotary model has ever seen."""
+    longest = getattr(module.config, "max_position_embeddings", None)
+    is_rotary = getattr(module.config, "rope_parameters", None)
+    if longest and length > longest and is_rotary and not torch.compiler.is_compiling():
+        _say_beyond(longest)
+
+
+@remembering_few(16)
+def _say_beyond(longest: int) -> None:
+    _LOG.warning(
+        "the text is longer than the %d tokens of max_position_embeddings, and the first keys of sinks(...) stand"
+        ' further away than the model has learned: use_pattern(model, pattern, positions="cache") shows them near by',
+        longest,
+    )
+
+
+def _turn(
+    rotation: Rotation,
+    q: Tensor,
+    k: Tensor,
+    sinks: tuple[int, int],
+    tokens: LayerTokens,
+    documents: tuple[int, ...] | None,
+) -> _Turn:
+    asked = documents, sinks, q.shape, k.shape[2], q.dtype, q.device
+    latest = rotation.latest  # once: another thread may call the model, too
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and latest is not None and latest[0][0] is tokens and latest[0][1:] == asked:
+        return latest[1]
+    first, window = sinks
+    places = _places(tokens, documents, q, max(q.shape[2], k.shape[2]))
+    by = (places[:, -q.shape[2] :] - (first + window - 1)).clamp(min=0)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    is_sink = (places[:, -k.shape[2] :] < first)[:, None, :, None]
+    turn = _Turn(*rotation.angles_back(q[:, :1, :1].to(wide), by), is_sink)
+    if not is_compiling:
+        rotation.latest = (tokens, *asked), turn
+    return turn
+
+
+def _places(tokens: LayerTokens, documents: tuple[int, ...] | None, q: Tensor, count: int) -> Tensor:
+    """Where the last `count` tokens stand in their rows or documents, int64 [B or 1, count]; anywhere for padding."""
+    total = tokens.seen + q.shape[2]
+    if documents is not None:
+        places = torch.cat([torch.arange(length, device=q.device) for length in documents])
+        return places.view(q.shape[0], -1)
+    if tokens.real is None:
+        return torch.arange(total - count, total, device=q.device)[None]
+    return count_positions(tokens.real, total, q.device)[:, -count:].clamp(min=0)
 
 
 def sinks_of(pattern: Pattern) -> tuple[int, int] | None:
@@ -170,7 +242,8 @@ def _adds_up(rotation: Rotation, config: Any) -> bool:
         return rotation.rotate(x, x, *rotation.angles(x, torch.tensor([[position]], device=device)))[0]
 
     try:
-        return torch.allclose(rotation.back(at(7), torch.tensor([[5]], device=device)), at(2), atol=1e-4)
+        turned = rotation.back(at(7), *rotation.angles_back(x, torch.tensor([[5]], device=device)))
+        return torch.allclose(turned, at(2), atol=1e-4)
     except (TypeError, RuntimeError, ValueError):
         return False
 
