@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from followed_models import CAUSAL, GROUPED, VOCABULARY
+from followed_models import CAUSAL, GROUPED, SIZES, VOCABULARY
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -289,6 +291,8 @@ def test_is_saved_with_an_adapter(tmp_path):
             {},
             "dynamic",
         ),
+        (lambda: PhiForCausalLM(PhiConfig(**SIZES)), SINKS, {}, "part of each head"),
+        (CAUSAL["gemma3"], SINKS, {"native_window": "replace"}, "several kinds"),
         (lambda: SmolLM3ForCausalLM(SmolLM3Config(**GROUPED)), SINKS, {}, "every layer"),
         (
             lambda: Cohere2ForCausalLM(Cohere2Config(**GROUPED, sliding_window=8)),

@@ -207,11 +207,13 @@ def _rotation_of(model: PreTrainedModel, modules: Sequence[Any]) -> Rotation:
     kind = getattr(angles[0], "rope_type", None) if angles else None
     if len(angles) != 1 or rotate is None or not all(_always_rotates(type(module)) for module in modules):
         raise _refusal(model, "does not rotate queries and keys by their positions in every layer alike")
+    if not isinstance(kind, str):
+        raise _refusal(model, "has rotary positions of several kinds, by types of layers")
     if kind not in _UNCHANGING:
         raise _refusal(model, f"has rotary positions of the kind {kind!r}, which depend on the length")
     rotation = Rotation(angles[0], rotate)
     if not _adds_up(rotation, model.config):
-        raise _refusal(model, "has rotary positions that do not add up")
+        raise _refusal(model, "rotates queries and keys in a way of its own, such as a part of each head")
     return rotation
 
 
