@@ -45,6 +45,10 @@ FAMILIES = {
 }
 
 
+def phi():  # which rotates a part of each head by itself
+    return PhiForCausalLM(PhiConfig(**SIZES))
+
+
 def model_of(family, pattern=SINKS, **options):
     torch.manual_seed(0)
     model = FAMILIES[family]().double().eval()
@@ -291,7 +295,7 @@ def test_is_saved_with_an_adapter(tmp_path):
             {},
             "dynamic",
         ),
-        (lambda: PhiForCausalLM(PhiConfig(**SIZES)), SINKS, {}, "part of each head"),
+        (phi, SINKS, {}, "part of each head"),
         (CAUSAL["gemma3"], SINKS, {"native_window": "replace"}, "several kinds"),
         (lambda: SmolLM3ForCausalLM(SmolLM3Config(**GROUPED)), SINKS, {}, "every layer"),
         (
@@ -310,6 +314,31 @@ def test_what_cannot_be_had_is_refused(build, pattern, options, words):
         use_pattern(model, pattern, **({"positions": "cache"} | options))
     assert "\n" not in str(refused.value)
     assert vars(model.config).get("asterism_pattern") == before.get("asterism_pattern")
+
+
+def test_a_model_without_numbers_is_tried_when_it_has_them():
+    with torch.device("meta"):
+        models = [use_pattern(build(), SINKS, positions="cache") for build in (FAMILIES["llama"], phi)]
+    llama, other = (model.to_empty(device="cpu") for model in models)
+    torch.manual_seed(0)
+    filled = FAMILIES["llama"]().eval()
+    llama.load_state_dict(filled.state_dict())
+    llama.model.rotary_emb = copy.deepcopy(filled.model.rotary_emb)  # which no state has
+    with torch.no_grad():
+        wanted = use_pattern(filled, SINKS, positions="cache")(ids_of(30), use_cache=False).logits
+        assert torch.equal(llama.eval()(ids_of(30), use_cache=False).logits, wanted)
+        other.model.rotary_emb = copy.deepcopy(phi().model.rotary_emb)
+        with pytest.raises(ConfigurationError, match="part of each head"):
+            other(ids_of(30), use_cache=False)
+
+
+def test_a_configuration_changed_by_hand_is_refused():
+    for before, after in (("original", "cache"), ("cache", "original")):
+        model = use_pattern(FAMILIES["llama"](), SINKS, positions=before)
+        model.config.asterism_positions = after
+        with pytest.raises(ConfigurationError, match="by hand"):
+            model(ids_of(30), use_cache=False)
+        use_pattern(model)(ids_of(30), use_cache=False)
 
 
 def test_replaces_a_window_of_the_model():

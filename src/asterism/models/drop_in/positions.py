@@ -54,14 +54,21 @@ class _Turn(NamedTuple):
 
 @dataclass
 class Rotation:
-    """How a family rotates: `angles` gives cosines and sines of positions, `rotate` applies them.
+    """How a family rotates: `owner.rotary_emb` gives cosines and sines of positions, `rotate` applies them.
 
-    latest  the turn of a call and what it was asked for, which all layers of the call share
+    is_tried  whether it was seen to add up: not yet for a model without numbers
+    latest    the turn of a call and what it was asked for, which all layers of the call share
     """
 
-    angles: nn.Module
+    owner: nn.Module
     rotate: Callable[..., tuple[Tensor, Tensor]]
+    is_tried: bool = False
     latest: tuple[tuple[Any, ...], _Turn] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def angles(self) -> Any:
+        """The module that gives them, which may have been replaced."""
+        return self.owner.rotary_emb
 
     def angles_back(self, like: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, in the dtype of `like`, of int64 [B or 1, N] positions further in front."""
@@ -75,10 +82,10 @@ class Rotation:
         return self.rotate(wide, wide[:, :1], cos, sin)[0].to(x.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Rotation":
-        return Rotation(copy.deepcopy(self.angles, memo), self.rotate)
+        return Rotation(copy.deepcopy(self.owner, memo), self.rotate, self.is_tried)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"angles": self.angles, "rotate": self.rotate, "latest": None}
+        return vars(self) | {"latest": None}
 
 
 def set_rotations(model: PreTrainedModel, modules: Sequence[Any]) -> None:
@@ -123,9 +130,16 @@ def in_cache(
     rotation: Rotation | None = getattr(module, _NAME, None)
     if sinks is None:
         return None
+    if (rotation is None) != (read_positions(module.config) == "original"):
+        raise ConfigurationError(
+            "positions-not-set",
+            "asterism_positions in the configuration was changed by hand: call use_pattern(model), which follows it",
+        )
     if rotation is None:
         _warn_beyond(module, tokens.first + q.shape[2])
         return None
+    if not rotation.is_tried and not torch.compiler.is_compiling():
+        _try(rotation, module)
     if tokens.call is not None:
         raise ConfigurationError(
             "positions-in-shards", 'positions="cache" is not supported within sequence_parallel: leave it out'
@@ -202,19 +216,26 @@ def _keeps_distances(pattern: Pattern) -> bool:
 
 
 def _rotation_of(model: PreTrainedModel, modules: Sequence[Any]) -> Rotation:
-    angles = [part for name, part in model.named_modules() if name.rpartition(".")[2] == "rotary_emb"]
+    owners = [part for part in model.modules() if isinstance(getattr(part, "rotary_emb", None), nn.Module)]
     rotate = getattr(sys.modules[type(modules[0]).__module__], _ROTATE, None)
-    kind = getattr(angles[0], "rope_type", None) if angles else None
-    if len(angles) != 1 or rotate is None or not all(_always_rotates(type(module)) for module in modules):
+    if len(owners) != 1 or rotate is None or not all(_always_rotates(type(module)) for module in modules):
         raise _refusal(model, "does not rotate queries and keys by their positions in every layer alike")
+    rotation = Rotation(owners[0], rotate)
+    kind = getattr(rotation.angles, "rope_type", None)
     if not isinstance(kind, str):
         raise _refusal(model, "has rotary positions of several kinds, by types of layers")
     if kind not in _UNCHANGING:
         raise _refusal(model, f"has rotary positions of the kind {kind!r}, which depend on the length")
-    rotation = Rotation(angles[0], rotate)
+    if not any(x.is_meta for x in (*rotation.angles.buffers(), *rotation.angles.parameters())):
+        _try(rotation, model)  # else its numbers are yet to be read
+    return rotation
+
+
+def _try(rotation: Rotation, model: Any) -> None:
+    """Raises ConfigurationError for rotations that do not add up."""
     if not _adds_up(rotation, model.config):
         raise _refusal(model, "rotates queries and keys in a way of its own, such as a part of each head")
-    return rotation
+    rotation.is_tried = True
 
 
 def _always_rotates(kind: Any) -> bool:
@@ -234,8 +255,6 @@ def _always_rotates(kind: Any) -> bool:
 
 def _adds_up(rotation: Rotation, config: Any) -> bool:
     """Whether rotating back by 5 what was rotated by 7 is rotating by 2, but for the size that some kinds give it."""
-    if any(x.is_meta for x in (*rotation.angles.buffers(), *rotation.angles.parameters())):
-        return True  # its numbers are yet to be read; `use_pattern` has seen them
     device = next(rotation.angles.buffers()).device
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     x = torch.linspace(-1, 1, width, dtype=torch.float32, device=device).expand(1, 1, 1, -1)
@@ -250,7 +269,7 @@ def _adds_up(rotation: Rotation, config: Any) -> bool:
         return False
 
 
-def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
+def _refusal(model: nn.Module, why: str) -> ConfigurationError:
     return ConfigurationError(
         "positions-of-model", f'{type(model).__name__} {why}, so positions="cache" cannot be had: leave it out'
     )
