@@ -28,7 +28,7 @@ from asterism.errors import ConfigurationError
 from asterism.layers.rows.padding import count_positions
 from asterism.memo import remembering_few
 from asterism.models.drop_in.field import read_positions
-from asterism.models.drop_in.tokens import LayerTokens
+from asterism.models.drop_in.tokens import LayerTokens, is_whole
 from asterism.patterns import Pattern, causal
 
 _LOG = logging.getLogger(__name__)
@@ -41,6 +41,12 @@ _UNCHANGING = ("default", "linear", "llama3", "yarn")
 
 _NAME = "asterism_rotation"
 """The attribute of an attention module that holds its rotation."""
+
+
+_HOLE = (
+    "attention_mask has padding between the tokens of a row, which rotary positions count and those within the cache do"
+    ' not: put padding on one side of each row, or leave positions="cache" out'
+)
 
 
 class _Turn(NamedTuple):
@@ -179,6 +185,8 @@ def _turn(
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling and latest is not None and latest[0][0] is tokens and latest[0][1:] == asked:
         return latest[1]
+    if tokens.real is not None and not is_whole(tokens.real, _HOLE):
+        raise ConfigurationError("positions-hole", _HOLE)
     first, window = sinks
     places = _places(tokens, documents, q, max(q.shape[2], k.shape[2]))
     by = (places[:, -q.shape[2] :] - (first + window - 1)).clamp(min=0)
@@ -217,11 +225,18 @@ def _keeps_distances(pattern: Pattern) -> bool:
 
 def _rotation_of(model: PreTrainedModel, modules: Sequence[Any]) -> Rotation:
     owners = [part for part in model.modules() if isinstance(getattr(part, "rotary_emb", None), nn.Module)]
+    tables = [name for name, _ in model.named_modules() if "rotary" in name.rpartition(".")[2]]  # Molmo 2 has two
     rotate = getattr(sys.modules[type(modules[0]).__module__], _ROTATE, None)
-    if len(owners) != 1 or rotate is None or not all(_always_rotates(type(module)) for module in modules):
-        raise _refusal(model, "does not rotate queries and keys by their positions in every layer alike")
+    if (
+        not len(owners) == len(tables) == 1
+        or rotate is None
+        or not all(_always_rotates(type(module)) for module in modules)
+    ):
+        raise _refusal(model, "does not rotate queries and keys alike in every layer, or changes them afterwards")
     rotation = Rotation(owners[0], rotate)
     kind = getattr(rotation.angles, "rope_type", None)
+    if "mrope_section" in (getattr(model.config, "rope_parameters", None) or {}):
+        raise _refusal(model, "has rotary positions of images")
     if not isinstance(kind, str):
         raise _refusal(model, "has rotary positions of several kinds, by types of layers")
     if kind not in _UNCHANGING:
@@ -239,18 +254,34 @@ def _try(rotation: Rotation, model: Any) -> None:
 
 
 def _always_rotates(kind: Any) -> bool:
-    """Whether attention of this kind rotates, and under no condition."""
+    """Whether attention of this kind rotates under no condition, and hands on what it has rotated as it is."""
     try:
         forward = ast.parse(textwrap.dedent(inspect.getsource(kind.forward))).body[0]
     except (OSError, TypeError):
         return False
     assert isinstance(forward, ast.FunctionDef)
-    return any(
-        isinstance(statement, ast.Assign)
-        and isinstance(statement.value, ast.Call)
-        and ast.unparse(statement.value.func) == _ROTATE
-        for statement in forward.body
-    )
+    for number, statement in enumerate(forward.body):
+        match statement:
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[ast.Name() as query, ast.Name() as key])],
+                value=ast.Call(func=ast.Name(id=name)),
+            ) if name == _ROTATE:
+                return _hands_on(forward.body[number + 1 :], query.id, key.id)
+    return False
+
+
+def _hands_on(statements: list[ast.stmt], query: str, key: str) -> bool:
+    """Whether attention gets these two variables, which only a cache may have changed before (HunYuan norms them)."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = {part.id for target in targets if target for part in ast.walk(target) if isinstance(part, ast.Name)}
+        value = getattr(node, "value", None)
+        is_update = isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".update")
+        if names & {query, key} and not is_update:
+            return False
+    calls = [node.args for node in nodes if isinstance(node, ast.Call) and len(node.args) > 3]
+    return any([ast.unparse(one) for one in given[1:3]] == [query, key] for given in calls)
 
 
 def _adds_up(rotation: Rotation, config: Any) -> bool:

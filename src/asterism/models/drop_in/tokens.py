@@ -110,25 +110,27 @@ def describe_tokens(
         return LayerTokens(call.rows.real, None, None, 0, causal, local_size, call.documents(causal), call)
     real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
     real = None if real is None or is_known_full(real) else real
-    if real is not None and local_size is not None and config is not None and read_native_window(config) == INCLUDED:
-        _refuse_holes(real)
+    counts = local_size is not None and config is not None and read_native_window(config) == INCLUDED
+    if real is not None and counts and not is_whole(real, _HOLE):
+        raise ConfigurationError("native-hole", _HOLE)
     new = None if real is None else real[:, q_offset:]
     packing = None if new is None or (q_offset and is_known_full(new)) else Packing.of(new)
     padding = None if packing is None or torch.compiler.is_compiling() else packing.known()
     return LayerTokens(real, packing, padding, q_offset, causal, local_size, documents)
 
 
-def _refuse_holes(real: torch.Tensor) -> None:
-    """Raises ConfigurationError for padding amid the tokens of a row, from bool [B, S + N], True for tokens.
+def is_whole(real: torch.Tensor, otherwise: str) -> bool:
+    """Whether no row of bool [B, S + N], True for tokens, has padding amid them.
 
-    A window or chunk of the model's own counts it, and a pattern does not. A graph is stopped by it when it runs.
+    A window or chunk of the model's own counts it, as its positions do, and a pattern does not. A graph cannot ask:
+    True comes back, and the graph is stopped by these words when it runs.
     """
     begins = torch.cat([real[:, :1], real[:, 1:] & ~real[:, :-1]], dim=1)
     whole = (begins.sum(dim=1) <= 1).all()
     if torch.compiler.is_compiling():
-        torch._assert_async(whole, _HOLE)
-    elif not bool(whole):
-        raise ConfigurationError("native-hole", _HOLE)
+        torch._assert_async(whole, otherwise)
+        return True
+    return bool(whole)
 
 
 _HOLE = (
