@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Alibi,
         BlockMass,
         Buckets,
+        Choice,
         DistanceTable,
         Dropout,
         SoftSpan,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         attend,
         block_mass,
         decode,
+        select,
     )
     from asterism.layers import SparseAttention
 
@@ -39,6 +41,7 @@ __all__ = [
     "AsterismError",
     "BlockMass",
     "Buckets",
+    "Choice",
     "DistanceTable",
     "Dropout",
     "SoftSpan",
@@ -50,11 +53,13 @@ __all__ = [
     "compile_pattern",
     "decode",
     "patterns",
+    "select",
 ]
 
 __getattr__, __dir__ = lazily(
     __name__,
-    {"SparseAttention": "layers"} | dict.fromkeys(("attend", "decode", "block_mass", "BlockMass", *_TERMS), "kernels"),
+    {"SparseAttention": "layers"}
+    | dict.fromkeys(("attend", "decode", "select", "Choice", "block_mass", "BlockMass", *_TERMS), "kernels"),
     eager=("AsterismError", "clear_caches", "compile_pattern", "patterns"),
 )
 

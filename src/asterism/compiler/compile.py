@@ -67,6 +67,22 @@ def compile_pattern(
     return pattern.derived(_compile, n_queries, n_keys, offset, tile)
 
 
+def compile_in_order(rule: Pattern, n_queries: int, n_keys: int, query_offset: int, tile: int) -> Plan:
+    """The plan of a rule of one head with all tokens in their natural order: at most one pass, with one list.
+
+    The arguments are those of `compile_pattern`; made once. Raises PatternError where it needs more memory than there
+    is.
+    """
+    return rule.derived(_compile_in_order, n_queries, n_keys, query_offset, tile)
+
+
+def _compile_in_order(rule: Pattern, *place: int) -> Plan:
+    lengths = _Lengths(*place)
+    _require_room(rule, lengths.n_queries, lengths.n_keys, lengths.offset)
+    extent = max(lengths.n_keys, lengths.offset + lengths.n_queries)
+    return _arrange(rule, lengths, [[(Natural(), concrete(rule, 0, extent))]])
+
+
 @dataclass(frozen=True)
 class _Lengths:
     n_queries: int

@@ -5,6 +5,7 @@ from asterism.kernels.choice.choice import IMPLEMENTATIONS
 from asterism.kernels.choice.prices import matrix_rates
 from asterism.kernels.masks import readable, readable_keys
 from asterism.kernels.mass import BlockMass, block_mass
+from asterism.kernels.selection.select import Choice, select
 from asterism.kernels.terms.terms import Alibi, Bias, Buckets, DistanceTable, Dropout, SoftSpan, Terms
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Bias",
     "BlockMass",
     "Buckets",
+    "Choice",
     "DistanceTable",
     "Dropout",
     "SoftSpan",
@@ -24,4 +26,5 @@ __all__ = [
     "matrix_rates",
     "readable",
     "readable_keys",
+    "select",
 ]

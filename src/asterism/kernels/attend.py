@@ -23,12 +23,15 @@ from asterism.kernels.checks import (
     check_segments,
     check_tensors,
     check_types,
+    crossing,
 )
 from asterism.kernels.choice.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
 from asterism.kernels.operator import PartOf, Rounded, TileKernel
 from asterism.kernels.packed import pattern_of_documents
+from asterism.kernels.selection.attend import attend_selected
+from asterism.kernels.selection.select import Choice
 from asterism.kernels.slots import Positions, of_slots
 from asterism.kernels.terms.terms import Terms, check_by_distance, expanded
 from asterism.kernels.transforms import is_transformed
@@ -55,6 +58,7 @@ class _AttendOptions(_Options, total=False):
     segments: Tensor | None
     query_offset: int | None
     cu_seqlens: Tensor | Sequence[int] | None
+    choice: Choice | None
 
 
 @overload
@@ -77,6 +81,7 @@ def attend(
     query_offset: int | None = None,
     cu_seqlens: Tensor | Sequence[int] | None = None,
     terms: Terms | None = None,
+    choice: Choice | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute exact, differentiable attention over the pairs that a pattern allows.
 
@@ -104,6 +109,10 @@ def attend(
     torch.func.vmap, grad and vjp work with every implementation. Forward-mode derivatives need "reference" or "dense",
     second derivatives need "reference"; the others raise KernelError.
 
+    Of a pattern with selected(...) blocks of keys are chosen first, by `select`, or `choice` says which they are. No
+    gradient goes through a choice. It is computed by "cpu", "eager" or "reference", without segments, cu_seqlens and
+    terms but sinks, and not inside torch.compile and torch.func.
+
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
     float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),
     "reference" (the oracle, O(n^2) memory), or "auto". "auto" chooses the fastest tiled implementation for the
@@ -115,6 +124,8 @@ def attend(
     """
     marks = key_mask, segments
     operands = operands_of(q, k, v, pattern, marks, query_offset, cu_seqlens, (scale, terms), return_lse)
+    if choice is not None or crossing(operands.text).chooses:
+        return _results(attend_selected(operands, choice, implementation), return_lse)
     if not torch.compiler.is_compiling():
         show(operands)
     return _results(choose(operands, implementation).run(operands), return_lse)

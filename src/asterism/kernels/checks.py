@@ -76,13 +76,15 @@ class Crossing(NamedTuple):
     by_ones: bool
     has_segments: bool
     """Whether the queries are tokens of the keys, which have segments: also in a part of a sequence with itself."""
+    chooses: bool
+    """Whether it is only known when queries and keys are."""
 
 
 def crossing(text: str) -> Crossing:
     """What the text of a pattern says of that; a graph keeps the answer."""
     pattern = by_text(text)
     by_ones = set(steps(pattern)) <= {1} and counts_positions(pattern)
-    return Crossing(pattern.crosses, by_ones, not pattern.crosses or is_of_itself(pattern))
+    return Crossing(pattern.crosses, by_ones, not pattern.crosses or is_of_itself(pattern), pattern.chooses)
 
 
 # What torch.compiler.assume_constant_result does, without its second of imports.

@@ -14,6 +14,7 @@ from asterism.kernels.transforms import is_for_onnx
 from asterism.memo import cached_property
 from asterism.patterns import Pattern, require_cross_attention
 from asterism.patterns.by_text import by_text, remember
+from asterism.patterns.selected import require_static
 
 
 def allowed_pairs(operands: Operands) -> Tensor:
@@ -86,6 +87,7 @@ class _Mask:
 
 
 def _mask(pattern: Pattern, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> _Mask:
+    require_static(pattern, "a mask")
     return _Mask(torch.from_numpy(pattern.dense(n_queries, n_keys, query_offset)).to(device), query_offset)
 
 
@@ -125,6 +127,7 @@ def readable_keys(pattern: Pattern | str, query_positions: Tensor, n_keys: int) 
 @torch.library.custom_op("asterism::readable", mutates_args=())
 def _readable(pattern: str, query_positions: Tensor, key_positions: Tensor, length: int | None) -> Tensor:
     rule = by_text(pattern)
+    require_static(rule, "a cache")
     asked, kept = query_positions.cpu().numpy()[:, :, None], key_positions.cpu().numpy()[:, None, :]
     if length is None:
         length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1

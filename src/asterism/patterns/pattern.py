@@ -91,6 +91,8 @@ class Pattern(Derives, ABC):
     """1 when all heads share the rule, else how many heads have a rule of their own."""
     crosses: bool
     """Whether the queries are tokens of another sequence than the keys: some part is across(...)."""
+    chooses: bool
+    """Whether it is only known when queries and keys are: some part is selected(...)."""
     takes_any_query: bool
     """Whether a query may stand at a position that no key has: what it reads needs no place among the keys."""
 
@@ -98,6 +100,7 @@ class Pattern(Derives, ABC):
         object.__setattr__(self, "text", self._write(in_full=True))
         object.__setattr__(self, "heads", self._count_heads())
         object.__setattr__(self, "crosses", self._goes_across())
+        object.__setattr__(self, "chooses", self._depends_on_content())
         object.__setattr__(self, "takes_any_query", self._needs_no_place())
 
     # --- the questions -------------------------------------------------------------------------------------------
@@ -217,6 +220,9 @@ class Pattern(Derives, ABC):
 
     def _goes_across(self) -> bool:
         return any(child.crosses for child in self.children)
+
+    def _depends_on_content(self) -> bool:
+        return any(child.chooses for child in self.children)
 
     def _needs_no_place(self) -> bool:
         return bool(self.children) and all(child.takes_any_query for child in self.children)

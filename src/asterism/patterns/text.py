@@ -25,6 +25,7 @@ from asterism.patterns.part import part
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
+from asterism.patterns.selected import selected
 from asterism.patterns.tree import tree
 
 VOCABULARY: dict[str, Callable[..., Pattern]] = {
@@ -48,6 +49,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         tree,
         across,
         part,
+        selected,
         published.strided,
         published.fixed,
         published.bigbird,

@@ -80,6 +80,18 @@ class Problem(ctypes.Structure):
     given_terms: Terms | None
 
 
+class Chosen(ctypes.Structure):
+    """Blocks that queries chose, and where the results of attention to them go (interface.hpp)."""
+
+    _fields_ = [
+        ("indices", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("heads", "shares", "width", "block", "query_block")),
+        *((name, ctypes.c_void_p) for name in ("out", "lse")),
+        ("grad_out", Tensor),
+        *((name, ctypes.c_void_p) for name in ("delta", "grad_q", "grad_k", "grad_v")),
+    ]
+
+
 class Slots(ctypes.Structure):
     """A few queries against the slots of a cache (interface.hpp)."""
 
@@ -157,7 +169,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, Pass, Terms, Problem, Slots, Task):
+    for structure in (Tensor, Pass, Terms, Problem, Chosen, Slots, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

@@ -90,6 +90,16 @@ extern "C" int32_t asterism_backward(const Problem* problem) {
   return backward(*problem);
 }
 
+// Writes out and lse of the choice.
+extern "C" int32_t asterism_forward_chosen(const Problem* problem, const Chosen* chosen) {
+  return run(problem->threads, [&] { forward_chosen(*problem, *chosen); });
+}
+
+// Writes the gradients of the choice.
+extern "C" int32_t asterism_backward_chosen(const Problem* problem, const Chosen* chosen) {
+  return run(problem->threads, [&] { backward_chosen(*problem, *chosen); });
+}
+
 // Writes out and lse.
 extern "C" int32_t asterism_decode(const Slots* slots) {
   Slots given = *slots;

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asterism.compiler import Plan
 from asterism.errors import KernelError
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.build import library
@@ -67,7 +68,14 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
 
 def problem_of(operands: Operands, attended: Rounded) -> Problem:
     """What forward and backward share. Raises KernelError for operands that the kernel cannot take."""
-    q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
+    problem = problem_under(operands.plan, operands)
+    _set_results(problem, operands.q.dtype, attended)
+    return problem
+
+
+def problem_under(plan: Plan, operands: Operands) -> Problem:
+    """The operands and a plan for their lengths, without a place for results. Raises KernelError as `problem_of`."""
+    q, k, v = operands.q, operands.k, operands.v
     if reason := refusal(operands):
         raise KernelError("refused-by-implementation", reason)
     key_mask, segments = _plain(operands.key_mask, np.bool_), _plain(operands.segments, np.int64)
@@ -91,7 +99,6 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
     problem.q = interface.Tensor.of("q", q, q.dtype, *q.shape)
     problem.k = interface.Tensor.of("k", k, q.dtype, batch, kv_heads, n_keys, dim)
     problem.v = interface.Tensor.of("v", v, q.dtype, batch, kv_heads, n_keys, value_dim)
-    _set_results(problem, q.dtype, attended)
     return problem
 
 

@@ -32,6 +32,10 @@ extern "C" const char* asterism_layout() {
     FIELD(Problem, threads), FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v);
     FIELD(Problem, out), FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out);
     FIELD(Problem, grad_lse), FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+    STRUCTURE(Chosen);
+    FIELD(Chosen, indices), FIELD(Chosen, heads), FIELD(Chosen, shares), FIELD(Chosen, width), FIELD(Chosen, block);
+    FIELD(Chosen, query_block), FIELD(Chosen, out), FIELD(Chosen, lse), FIELD(Chosen, grad_out), FIELD(Chosen, delta);
+    FIELD(Chosen, grad_q), FIELD(Chosen, grad_k), FIELD(Chosen, grad_v);
     STRUCTURE(Slots);
     FIELD(Slots, batch), FIELD(Slots, heads), FIELD(Slots, kv_heads), FIELD(Slots, n_queries), FIELD(Slots, n_slots);
     FIELD(Slots, dim), FIELD(Slots, value_dim), FIELD(Slots, q), FIELD(Slots, k), FIELD(Slots, v);

@@ -23,6 +23,10 @@ ASTERISM_WITHIN void backward_amx(const Problem& problem, std::vector<Task>* tol
 ASTERISM_WITHIN bool takes_amx(const Problem& problem);
 ASTERISM_WITHIN const char* amx_instruction_set();
 
+// Attention to blocks that queries chose, of the pairs of a plan of one pass in natural order.
+ASTERISM_WITHIN void forward_chosen(const Problem& problem, const Chosen& chosen);
+ASTERISM_WITHIN void backward_chosen(const Problem& problem, const Chosen& chosen);
+
 // A few queries against the slots of a cache, and how many threads such a call pays for.
 ASTERISM_WITHIN void decode(const Slots& slots);
 ASTERISM_WITHIN int32_t threads_for(const Slots& slots);

@@ -1,0 +1,137 @@
+"""Blocks of keys that are chosen by what stands in them: a rule that is known only when queries and keys are.
+
+What a pattern with such a part may read lies between two patterns that are known before: what it reads whatever is
+chosen, and what it could read if everything were. The compiler and the kernels see these two; which blocks are chosen
+comes to them as data.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from asterism.errors import PatternError, nearest, shown
+from asterism.patterns.pattern import Combination, Named, Pattern, check_integer
+from asterism.patterns.primitives import Dense, blocks, dense, global_keys
+
+SCORES = ("mean", "max", "minmax", "given")
+"""How blocks are scored."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selected(Dense):
+    """As a pattern without queries and keys it is what may be chosen: everything."""
+
+    keyword: ClassVar[str] = "selected"
+    block: int
+    topk: int
+    score: str = "mean"
+    query_block: int = 1
+    first: int = 1
+    local: int = 1
+
+    def _depends_on_content(self) -> bool:
+        return True
+
+    @property
+    def forced(self) -> Pattern:
+        """The pairs that are read whatever is chosen: of the first blocks, and of those near the query's own."""
+        first = global_keys(tuple(range(self.first)), self.block) if self.first else ~dense()
+        near = self.local - 1
+        return first | blocks(self.block, left=near, right=near) if self.local else first
+
+    def unstable_part(self) -> Pattern | None:
+        """Queries that share a choice share it with later ones, which a shorter sequence does not have."""
+        return self if self.query_block > 1 else None
+
+
+def selected(
+    block: int, topk: int, score: str = "mean", query_block: int = 1, first: int = 1, local: int = 1
+) -> Pattern:
+    """Let each query read `topk` blocks of `block` keys, chosen by content, as far as the rest of the pattern lets it.
+
+    The `first` blocks of the sequence and those less than `local` blocks from the query's own are always read, and
+    counted among the `topk`. Of the others, a query may choose those that the pattern lets it read entirely, so that a
+    causal one never sees the future through a choice. `score` says what a block is worth to a query:
+
+    mean    q . mean of the block's keys (MoBA, arXiv 2502.13189)
+    max     the greatest q . k of the block (MiniMax Sparse Attention, arXiv 2606.13392)
+    minmax  the sum over features of max(q * least, q * greatest of the block) (Quest, arXiv 2406.10774)
+    given   what the caller of `asterism.select` gives
+
+    `query_block` queries share a choice, by the mean of their scores. It stands once in a pattern, under | and & with
+    others: `window(left=255) | selected(block=64, topk=16) & causal()`. Raises PatternError for a block that is no
+    multiple of 16, for topk and query_block below 1, negative `first` and `local`, and an unknown score.
+    """
+    block = check_integer("selected", "block", block, 16)
+    if block % 16:
+        raise PatternError("selected-block", f"selected: block must be a multiple of 16, got {block}")
+    if score not in SCORES:
+        near = nearest(score, SCORES) if isinstance(score, str) else ""
+        raise PatternError(
+            "selected-score", f"selected: score must be one of {', '.join(SCORES)}, got {shown(score)}.{near}"
+        )
+    return Selected(
+        block,
+        check_integer("selected", "topk", topk, 1),
+        score,
+        check_integer("selected", "query_block", query_block, 1),
+        check_integer("selected", "first", first, 0, _MOST_FIRST),
+        check_integer("selected", "local", local, 0),
+    )
+
+
+_MOST_FIRST = 2**16
+"""More would be listed one by one."""
+
+
+class Bounds(NamedTuple):
+    """A pattern with a part that is chosen: the pairs that are read whatever is chosen, those that could be read if
+    everything were, and those of the latter that depend on the choice."""
+
+    chosen: Selected
+    always: Pattern
+    most: Pattern
+
+    @property
+    def rest(self) -> Pattern:
+        return self.most & ~self.always
+
+
+def bounds_of(pattern: Pattern) -> Bounds:
+    """The bounds of a pattern that has a part which is chosen.
+
+    Raises PatternError where that part stands under anything but | and &, or there are two different ones.
+    """
+    chosen = _chosen(pattern)
+    return Bounds(chosen, _with(pattern, chosen, chosen.forced), _with(pattern, chosen, dense()))
+
+
+def _with(pattern: Pattern, chosen: Selected, static: Pattern) -> Pattern:
+    """The pattern with another in the place of its part that is chosen."""
+    if isinstance(pattern, Selected):
+        if pattern != chosen:
+            raise PatternError("selected-twice", f"one choice serves a pattern, but it has {chosen} and {pattern}")
+        return static
+    if not pattern.chooses:
+        return pattern
+    if isinstance(pattern, Named):
+        return _with(pattern.body, chosen, static)
+    if isinstance(pattern, Combination):
+        return pattern.rebuild(tuple(_with(part, chosen, static) for part in pattern.parts))
+    raise PatternError(
+        "selected-within",
+        f"selected(...) may stand under | and & only, but it is within {shown(str(pattern))}: move it out",
+    )
+
+
+def require_static(pattern: Pattern, user: str) -> None:
+    """Refuse a pattern with a part that is chosen by content. Raises PatternError."""
+    if pattern.chooses:
+        raise PatternError(
+            "selected-not-here",
+            f"{user} needs a pattern that is known before its queries and keys, and {_chosen(pattern)} is not: use it"
+            " in asterism.attend and asterism.select",
+        )
+
+
+def _chosen(pattern: Pattern) -> Selected:
+    return next(part for part in pattern.walk() if isinstance(part, Selected))
