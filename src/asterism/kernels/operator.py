@@ -343,6 +343,10 @@ class TileKernel:
         out, lse, _ = self.operators[0](*(getattr(operands, name) for name in _FIELDS))
         return Attended(out, lse)
 
+    def rounded(self, operands: Operands) -> Rounded:
+        """What the forward pass gives, without gradients: nobody else holds the tensors."""
+        return Rounded(*self.operators[0](*(getattr(operands, name) for name in _FIELDS)))
+
     def part(self, operands: Operands, total: Rounded) -> Attended:
         """What `total` says, as a function of these operands, whose keys are some of those it was computed from."""
         given = total.out, total.lse, total.residual

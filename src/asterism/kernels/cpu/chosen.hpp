@@ -17,13 +17,14 @@
 #include "memory.hpp"
 #include "parallel.hpp"
 #include "products.hpp"
+#include "results.hpp"
 #include "tokens.hpp"
 #include "vectors.hpp"
 
 namespace {
 
 constexpr int kGathered = 64;            // queries that multiply a tile together
-constexpr int64_t kShortestStretch = 512, kLongestStretch = 8192;  // queries of a task, of each head
+constexpr int64_t kShortestStretch = 2048, kLongestStretch = 8192;  // queries of a task, of each head
 constexpr int64_t kStretches = 32;       // tasks there are, about
 
 // A stretch of queries whose heads share a key head.
@@ -134,8 +135,10 @@ class ChosenTile {
   void take(const ChosenTask& task, int64_t tile, bool turns_values) {
     const int64_t first = tile * t_;
     n_keys = static_cast<int>(std::min<int64_t>(t_, p_.n_keys - first));
-    pack(p_.k, task, first, p_.dim, keys, width);
-    pack(p_.v, task, first, p_.value_dim, values, value_width);
+    for (int j = 0; j < n_keys; ++j) {
+      copy_token(p_.k, task.batch, task.kv_head, first + j, p_.dim, keys + j * width);
+      copy_token(p_.v, task.batch, task.kv_head, first + j, p_.value_dim, values + j * value_width);
+    }
     is_cut_ = n_keys < t_;
     for (int j = 0; j < t_; ++j) {
       const bool reads = j < n_keys && (!p_.key_mask || p_.key_mask[task.batch * p_.n_keys + first + j]);
@@ -153,14 +156,23 @@ class ChosenTile {
 
   // Row i of `queries` becomes that query of a head.
   void gather(int64_t batch, int64_t head, int64_t query, int i) {
-    const Element* q = static_cast<const Element*>(p_.q.data) + batch * p_.q.batch + head * p_.q.head;
-    copy_floats(q + query * p_.q.token, p_.q.feature, p_.dim, queries + i * width, width);
+    copy_token(p_.q, batch, head, query, p_.dim, queries + i * width);
   }
 
-  // Logarithms to base 2 of weights, [row][key], of so many queries; -infinity for what a row may not read. `query` and
-  // `kind` say of a row where its query stands and what it may read.
-  template <class Query, class OfKind>
-  void score(int rows, Query query, OfKind kind) {
+  // One token of a head as floats, filled up to whole vectors.
+  static void copy_token(const Tensor& x, int64_t batch, int64_t head, int64_t token, int64_t dim, float* to) {
+    const Element* from = static_cast<const Element*>(x.data) + batch * x.batch + head * x.head + token * x.token;
+    int64_t d = 0;
+    if (x.feature == 1)
+      for (; d + kLanes <= dim; d += kLanes) store(to + d, load_floats(from + d));
+    for (; d < dim; ++d) to[d] = Kind::widen(from[d * x.feature]);
+    for (; d < padded(dim); ++d) to[d] = 0;
+  }
+
+  // Logarithms to base 2 of weights, [row][key], of the queries of entries [begin, end); -infinity for what they may not
+  // read.
+  void score(const ChosenLists& lists, int64_t begin, int64_t end) {
+    const int rows = static_cast<int>(end - begin);
     product<FloatUnits, false>(rows, t_, static_cast<int>(p_.dim), {queries, width, 1}, turned_keys, t_, scores, t_);
     const Vector scale = splat(p_.scale * kLog2E);
     for (int64_t at = 0; at < static_cast<int64_t>(rows) * t_; at += kLanes) store(scores + at, load(scores + at) * scale);
@@ -171,10 +183,11 @@ class ChosenTile {
       float* row = scores + i * t_;
       if (is_cut_)  // not an addition, because what is not read may have become NaN
         for (int j = 0; j < t_; ++j) row[j] = forbidden_[j] == 0 ? row[j] : -kInfinity;
-      if (!kind(i)) continue;
+      const int32_t kind = lists.kind(begin + i);
+      if (!kind) continue;
       is_mixed = true;
-      const uint64_t* bits = p_.masks + (kind(i) - 1) * p_.tile * p_.words;
-      const int64_t place = query(i) % t_;
+      const uint64_t* bits = p_.masks + (kind - 1) * p_.tile * p_.words;
+      const int64_t place = lists.query(begin + i) % t_;
       for (int j = 0; j < t_; ++j)
         if (!(bits[j * p_.words + place / 64] >> (place % 64) & 1)) row[j] = -kInfinity;
     }
@@ -189,20 +202,6 @@ class ChosenTile {
   const float *used_keys, *used_values;  // without those that no row of the last scores reads
 
  private:
-  void pack(const Tensor& x, const ChosenTask& task, int64_t first, int64_t dim, float* to, int to_width) const {
-    const Element* from = static_cast<const Element*>(x.data) + task.batch * x.batch + task.kv_head * x.head;
-    for (int j = 0; j < n_keys; ++j)
-      copy_floats(from + (first + j) * x.token, x.feature, dim, to + j * to_width, to_width);
-  }
-
-  static void copy_floats(const Element* from, int64_t feature, int64_t dim, float* to, int to_width) {
-    int64_t d = 0;
-    if (feature == 1)
-      for (; d + kLanes <= dim; d += kLanes) store(to + d, load_floats(from + d));
-    for (; d < dim; ++d) to[d] = Kind::widen(from[d * feature]);
-    for (; d < to_width; ++d) to[d] = 0;
-  }
-
   // Keys and values that no row reads become 0 in copies of the tile: a weight of 0 times NaN would be NaN.
   void leave_out_unread(int rows) {
     std::copy_n(keys, t_ * width, clear_keys_);
@@ -236,18 +235,27 @@ void for_members(const Problem& p, const Chosen& c, int64_t kv_head, Body body) 
   for (int64_t head = first; head < first + group; ++head) body(Members{head, head, head + 1});
 }
 
+// The highest of n numbers, a multiple of kLanes.
 inline float highest_of(const float* row, int n) {
   Vector most = load(row);
   for (int j = kLanes; j < n; j += kLanes) most = larger(load(row + j), most);
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)most);
+#else
   float found = most[0];
   for (int lane = 1; lane < kLanes; ++lane) found = most[lane] > found ? most[lane] : found;
   return found;
+#endif
 }
 
 inline float sum_of(Vector x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float sum = 0;
   for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
   return sum;
+#endif
 }
 
 }  // namespace

@@ -118,9 +118,9 @@ class BackwardChosen {
       const int width = tile_.width, value_width = tile_.value_width;
       for (int i = 0; i < rows; ++i) {
         tile_.gather(task.batch, head, lists_.query(begin + i), i);
-        gather_gradient(task, head, lists_.query(begin + i), i);
+        tile_.copy_token(p_.grad_out, task.batch, head, lists_.query(begin + i), p_.value_dim, grads_ + i * value_width);
       }
-      tile_.score(rows, [&](int i) { return lists_.query(begin + i); }, [&](int i) { return lists_.kind(begin + i); });
+      tile_.score(lists_, begin, end);
       product<FloatUnits, false>(rows, t, static_cast<int>(p_.value_dim), {grads_, value_width, 1},
                                  tile_.turned_values, t, grad_scores_, t);
       for (int i = 0; i < rows; ++i) weigh(i, at(task, head, lists_.query(begin + i)));
@@ -135,19 +135,11 @@ class BackwardChosen {
       }
     }
 
-    void gather_gradient(const ChosenTask& task, int64_t head, int64_t query, int i) {
-      const float* from = static_cast<const float*>(c_.grad_out.data) + task.batch * c_.grad_out.batch +
-                          head * c_.grad_out.head + query * c_.grad_out.token;
-      float* to = grads_ + i * tile_.value_width;
-      for (int64_t d = 0; d < p_.value_dim; ++d) to[d] = from[d * c_.grad_out.feature];
-      for (int64_t d = p_.value_dim; d < tile_.value_width; ++d) to[d] = 0;
-    }
-
     // Scores of a row become weights, gradients of weights those of the products q . k. What is not read gets none,
     // also where the gradient of its weight is NaN.
     void weigh(int i, int64_t row) {
       const int t = static_cast<int>(p_.tile);
-      const float lse = c_.lse[row];
+      const float lse = p_.lse[row];
       const Vector shift = splat(lse == -kInfinity ? kInfinity : lse * kLog2E), delta = splat(c_.delta[row]);
       const Vector scale = splat(p_.scale);
       for (int j = 0; j < t; j += kLanes) {

@@ -44,10 +44,8 @@ class ForwardChosen {
 
     void run(const ChosenTask& task) {
       for_members(p_, c_, task.kv_head, [&](const Members& members) {
-        const int64_t rows = (members.past - members.first) * stretch_;
-        std::fill_n(sums_, rows * tile_.value_width, 0.0f);
-        std::fill_n(highest_, rows, -kInfinity);
-        std::fill_n(total_, rows, 0.0f);
+        for (int64_t head = members.first; head < members.past; ++head)
+          begin(task, head, (head - members.first) * stretch_);
         lists_.fill(task.batch, members.choice, task.first, task.past);
         for (int64_t tile = 0; tile < lists_.tiles(); ++tile) {
           if (lists_.begin(tile) == lists_.end(tile)) continue;
@@ -62,11 +60,23 @@ class ForwardChosen {
     }
 
    private:
+    // What the queries of a head, from row `before` on, have read so far.
+    void begin(const ChosenTask& task, int64_t head, int64_t before) {
+      for (int64_t query = task.first; query < task.past; ++query) {
+        const int64_t row = before + query - task.first, at = (task.batch * p_.heads + head) * p_.n_queries + query;
+        float* sums = sums_ + row * tile_.value_width;
+        load_output<Kind>(p_, at, sums);
+        std::fill(sums + p_.value_dim, sums + tile_.value_width, 0.0f);
+        highest_[row] = p_.lse[at] * kLog2E;
+        total_[row] = p_.lse[at] == -kInfinity ? 0 : 1;
+      }
+    }
+
     // Entries [begin, end) of the list read the tile; `before` rows belong to other heads.
     void read(const ChosenTask& task, int64_t head, int64_t before, int64_t begin, int64_t end) {
       const int rows = static_cast<int>(end - begin), t = static_cast<int>(p_.tile);
       for (int i = 0; i < rows; ++i) tile_.gather(task.batch, head, lists_.query(begin + i), i);
-      tile_.score(rows, [&](int i) { return lists_.query(begin + i); }, [&](int i) { return lists_.kind(begin + i); });
+      tile_.score(lists_, begin, end);
       float factors[kGathered];
       for (int i = 0; i < rows; ++i) {
         const int64_t row = before + lists_.query(begin + i) - task.first;
@@ -100,13 +110,14 @@ class ForwardChosen {
       return factor;
     }
 
-    void write(const ChosenTask& task, int64_t head, int64_t before) const {
+    void write(const ChosenTask& task, int64_t head, int64_t before) {
       for (int64_t query = task.first; query < task.past; ++query) {
         const int64_t row = before + query - task.first, at = (task.batch * p_.heads + head) * p_.n_queries + query;
         const float inverse = total_[row] == 0 ? 0 : 1 / total_[row];
-        const float* sums = sums_ + row * tile_.value_width;
-        for (int64_t d = 0; d < p_.value_dim; ++d) c_.out[at * p_.value_dim + d] = sums[d] * inverse;
-        c_.lse[at] = total_[row] == 0 ? -kInfinity : (highest_[row] + std::log2(total_[row])) * kLn2;
+        float* sums = sums_ + row * tile_.value_width;
+        for (int64_t d = 0; d < p_.value_dim; ++d) sums[d] *= inverse;
+        store_output<Kind>(p_, at, sums);
+        p_.lse[at] = total_[row] == 0 ? -kInfinity : (highest_[row] + std::log2(total_[row])) * kLn2;
       }
     }
 

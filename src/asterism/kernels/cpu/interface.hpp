@@ -57,12 +57,10 @@ struct Problem {
   void *grad_q, *grad_k, *grad_v;  // null: not asked for
 };
 
-struct Chosen {  // blocks of keys that queries chose; all but grad_out contiguous, floats but for indices
+struct Chosen {  // blocks of keys that queries chose; all contiguous
   const int32_t* indices;  // [batch, heads, shares, width]: the blocks of a share of queries, ascending, then -1
   int64_t heads, shares, width, block, query_block;  // heads: 1, or the problem's key heads, or its heads
-  float *out, *lse;   // [batch, heads, n_queries, value_dim], [batch, heads, n_queries] of the problem
-  Tensor grad_out;    // of floats; from here on for the backward pass only
-  const float* delta;  // like lse: rowsum(grad_out * out) - gradient of lse
+  const float* delta;  // like lse: rowsum(grad_out * out) - gradient of lse; from here on for the backward pass only
   float *grad_q, *grad_k, *grad_v;  // like q, k and v
 };
 

@@ -81,13 +81,11 @@ class Problem(ctypes.Structure):
 
 
 class Chosen(ctypes.Structure):
-    """Blocks that queries chose, and where the results of attention to them go (interface.hpp)."""
+    """Blocks that queries chose, and where the gradients of attention to them go (interface.hpp)."""
 
     _fields_ = [
         ("indices", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("heads", "shares", "width", "block", "query_block")),
-        *((name, ctypes.c_void_p) for name in ("out", "lse")),
-        ("grad_out", Tensor),
         *((name, ctypes.c_void_p) for name in ("delta", "grad_q", "grad_k", "grad_v")),
     ]
 

@@ -90,7 +90,7 @@ extern "C" int32_t asterism_backward(const Problem* problem) {
   return backward(*problem);
 }
 
-// Writes out and lse of the choice.
+// Adds the blocks chosen to out, residual and lse, which hold what was read before.
 extern "C" int32_t asterism_forward_chosen(const Problem* problem, const Chosen* chosen) {
   return run(problem->threads, [&] { forward_chosen(*problem, *chosen); });
 }

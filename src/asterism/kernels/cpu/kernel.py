@@ -66,16 +66,12 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
     return tuple(gradients.get(name) for name in given)
 
 
-def problem_of(operands: Operands, attended: Rounded) -> Problem:
-    """What forward and backward share. Raises KernelError for operands that the kernel cannot take."""
-    problem = problem_under(operands.plan, operands)
-    _set_results(problem, operands.q.dtype, attended)
-    return problem
+def problem_of(operands: Operands, attended: Rounded, plan: Plan | None = None) -> Problem:
+    """What forward and backward share; the plan is by default that of the operands.
 
-
-def problem_under(plan: Plan, operands: Operands) -> Problem:
-    """The operands and a plan for their lengths, without a place for results. Raises KernelError as `problem_of`."""
-    q, k, v = operands.q, operands.k, operands.v
+    Raises KernelError for operands that the kernel cannot take.
+    """
+    q, k, v, plan = operands.q, operands.k, operands.v, operands.plan if plan is None else plan
     if reason := refusal(operands):
         raise KernelError("refused-by-implementation", reason)
     key_mask, segments = _plain(operands.key_mask, np.bool_), _plain(operands.segments, np.int64)
@@ -99,6 +95,7 @@ def problem_under(plan: Plan, operands: Operands) -> Problem:
     problem.q = interface.Tensor.of("q", q, q.dtype, *q.shape)
     problem.k = interface.Tensor.of("k", k, q.dtype, batch, kv_heads, n_keys, dim)
     problem.v = interface.Tensor.of("v", v, q.dtype, batch, kv_heads, n_keys, value_dim)
+    _set_results(problem, q.dtype, attended)
     return problem
 
 

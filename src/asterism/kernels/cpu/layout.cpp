@@ -34,7 +34,7 @@ extern "C" const char* asterism_layout() {
     FIELD(Problem, grad_lse), FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
     STRUCTURE(Chosen);
     FIELD(Chosen, indices), FIELD(Chosen, heads), FIELD(Chosen, shares), FIELD(Chosen, width), FIELD(Chosen, block);
-    FIELD(Chosen, query_block), FIELD(Chosen, out), FIELD(Chosen, lse), FIELD(Chosen, grad_out), FIELD(Chosen, delta);
+    FIELD(Chosen, query_block), FIELD(Chosen, delta);
     FIELD(Chosen, grad_q), FIELD(Chosen, grad_k), FIELD(Chosen, grad_v);
     STRUCTURE(Slots);
     FIELD(Slots, batch), FIELD(Slots, heads), FIELD(Slots, kv_heads), FIELD(Slots, n_queries), FIELD(Slots, n_slots);

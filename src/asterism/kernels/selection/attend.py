@@ -1,7 +1,7 @@
 """Attention under a pattern with selected(...): what is read whatever is chosen, and what the choice adds.
 
 The first is a pattern as any other, for any kernel. The second is computed block of keys by block of keys, for those
-queries that chose it (`cpu.py`), or in plain PyTorch (`eager.py`). No pair is in both, so they merge exactly.
+queries that chose it (`cpu.py`), or in plain PyTorch (`eager.py`), and no pair is in both.
 """
 
 from dataclasses import replace
@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from asterism.compiler.blocks import rest_plan
 from asterism.errors import KernelError, shown
 from asterism.kernels.choice.choice import choose
 from asterism.kernels.merging import Result, merged
@@ -40,21 +39,14 @@ def attend_selected(operands: Operands, choice: Choice | None, implementation: s
     indices = checked_indices(choice, o, bounds)
     if implementation == "reference":
         return _by_reference(o, bounds, indices)
+    if implementation == "cpu" or implementation == "auto" and cpu.refusal(o) is None:
+        if reason := cpu.refusal(o):
+            raise KernelError("selected-cpu", reason)
+        return cpu.attend(o, bounds, indices)
     always = replace(o, text=remember(bounds.always), with_lse=True)
-    found = choose(always, "auto" if implementation == "auto" else implementation).run(always)
-    assert found.lse is not None, "it was asked for"
-    if rest_plan(o.pattern, o.q.shape[2], o.k.shape[2], o.query_offset).tiles == 0:
-        return found
-    kernel = eager.attend if implementation == "eager" or not _takes_cpu(o, implementation) else cpu.attend
-    return Attended(*merged((Result(found.out, found.lse), kernel(o, bounds, indices))))
-
-
-def _takes_cpu(operands: Operands, implementation: str) -> bool:
-    """Raises KernelError where the kernel is named and refuses."""
-    reason = cpu.refusal(operands)
-    if implementation == "cpu" and reason:
-        raise KernelError("selected-cpu", reason)
-    return reason is None
+    before = choose(always, implementation).run(always)
+    assert before.lse is not None, "it was asked for"
+    return Attended(*merged((Result(before.out, before.lse), eager.attend(o, bounds, indices))))
 
 
 def _check(o: Operands, implementation: str) -> None:

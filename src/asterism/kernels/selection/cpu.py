@@ -1,6 +1,9 @@
-"""The pairs that a choice adds, by the CPU kernel: tile of keys by tile of keys, for the queries that chose it."""
+"""Attention under a pattern with selected(...) by the CPU kernels: tiles of the plan for what is read in any case, then
+tile of keys by tile of keys for the queries that chose it, which go on from there."""
 
 import ctypes
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,75 +12,96 @@ from torch.autograd.function import once_differentiable
 
 from asterism.compiler.blocks import rest_plan
 from asterism.kernels.checks import as_they_are
-from asterism.kernels.cpu import interface, is_available
+from asterism.kernels.cpu import CPU, interface, is_available
 from asterism.kernels.cpu.build import library
 from asterism.kernels.cpu.interface import Chosen, check, pointer
-from asterism.kernels.cpu.kernel import problem_under
-from asterism.kernels.cpu.kernel import refusal as refusal_of_operands
-from asterism.kernels.merging import Result
-from asterism.kernels.operands import Operands
+from asterism.kernels.cpu.kernel import problem_of
+from asterism.kernels.operands import Attended, Operands
+from asterism.kernels.operator import Rounded
+from asterism.patterns.by_text import remember
 from asterism.patterns.selected import Bounds
 
 
 def refusal(operands: Operands) -> str | None:
     """Why the kernel cannot take the operands, in one line; None if it can."""
-    reason = refusal_of_operands(operands)
+    reason = CPU.refuses(operands)
     return reason or (None if is_available() else "implementation 'cpu' could not be built: use 'auto'")
 
 
-def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Result:
-    """As `eager.attend`: out [B, H, Nq, Dv] and log-sum-exp [B, H, Nq], float32, with gradients. bfloat16 is computed
-    in float32."""
+def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Attended:
+    """Attention of operands q [B, H, Nq, D] with the blocks chosen, int32 [B, heads, G, K], and with gradients.
+
+    bfloat16 is computed in float32 in the blocks chosen.
+    """
+    always = replace(operands, text=remember(bounds.always), with_lse=True)
+    with torch.no_grad(), as_they_are(operands.q):
+        total = CPU.rounded(always)
+        _call(library().asterism_forward_chosen, operands, bounds, indices, total, {})
+    if not operands.differentiated:
+        return Attended(total.out, total.lse)
+    before = CPU.part(always, total)
     q, k, v = operands.q, operands.k, operands.v
-    with as_they_are(q):
-        return Result(*_Attention.apply(q, k, v, operands, bounds, indices))  # type: ignore[no-untyped-call]
+    return Attended(*_Part.apply(q, k, v, *before, total, operands, bounds, indices))  # type: ignore[no-untyped-call]
 
 
-class _Attention(torch.autograd.Function):
+class _Part(torch.autograd.Function):
+    """`total` as a function of what was read before and of the blocks chosen."""
+
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, operands: Operands, bounds: Bounds, indices: Tensor
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        total: Rounded,
+        operands: Operands,
+        bounds: Bounds,
+        indices: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        out = q.new_empty((*q.shape[:3], v.shape[3]), dtype=torch.float32)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, indices, out, lse)
-        ctx.mask, ctx.settings = operands.key_mask, (operands.text, operands.query_offset, operands.scale, bounds)
-        _call(library().asterism_forward_chosen, operands, bounds, (indices, out, lse), {})
-        return out, lse
+        ctx.save_for_backward(q, k, v, indices, total.out, total.lse, total.residual)
+        o = operands
+        ctx.settings = o.key_mask, None, None, o.text, o.query_offset, o.scale
+        ctx.bounds = bounds
+        return out.view_as(out), lse.view_as(lse)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, indices, out, lse = ctx.saved_tensors
-        text, offset, scale, bounds = ctx.settings
-        operands = Operands(q, k, v, ctx.mask, None, None, text, offset, scale)
-        delta = ((grad_out * out).sum(dim=-1) - grad_lse).masked_fill(lse == -torch.inf, 0).contiguous()
-        given = {"grad_q": q, "grad_k": k, "grad_v": v}
-        grads = {name: torch.empty(x.shape, dtype=torch.float32, device=x.device) for name, x in given.items()}
-        tensors = {"grad_out": grad_out, "delta": delta, **grads}
-        _call(library().asterism_backward_chosen, operands, bounds, (indices, out, lse), tensors)
-        return *(grads[name].to(x.dtype) for name, x in given.items()), None, None, None
+        q, k, v, indices, *of_total = ctx.saved_tensors
+        total = Rounded(*of_total)
+        tensors = {name: torch.empty(x.shape, dtype=torch.float32) for name, x in zip(_GRADS, (q, k, v), strict=True)}
+        with as_they_are(q):
+            tensors["delta"] = total.delta(grad_out, grad_lse).contiguous()
+            operands = Operands(q, k, v, *ctx.settings)
+            _call(library().asterism_backward_chosen, operands, ctx.bounds, indices, total, tensors, grad_out)
+        grads = (tensors[name].to(q.dtype) for name in _GRADS)
+        return *grads, grad_out, grad_lse, None, None, None, None
+
+
+_GRADS = ("grad_q", "grad_k", "grad_v")
 
 
 def _call(
-    function: Any, o: Operands, bounds: Bounds, results: tuple[Tensor, Tensor, Tensor], others: dict[str, Tensor]
+    function: Any,
+    o: Operands,
+    bounds: Bounds,
+    indices: Tensor,
+    total: Rounded,
+    tensors: Mapping[str, Tensor],
+    grad_out: Tensor | None = None,
 ) -> None:
-    """Calls into the library with a choice, results and, in a backward pass, what that takes and gives."""
-    indices, out, lse = results
-    plan = rest_plan(o.pattern, o.q.shape[2], o.k.shape[2], o.query_offset)
-    problem = problem_under(plan, o)
-    heads, shares, width = indices.shape[1:]
-    chosen = Chosen(pointer("indices", indices, torch.int32, *indices.shape), heads, shares, width)
+    """Calls into the library, which goes on from `total`, or in a backward pass writes gradients, float32."""
+    if not (total.lse.numel() and o.k.shape[2]):
+        for x in tensors.values():
+            x.zero_()
+        return
+    problem = problem_of(o, total, rest_plan(o.pattern, o.q.shape[2], o.k.shape[2], o.query_offset))
+    if grad_out is not None:
+        problem.grad_out = interface.Tensor.of("grad_out", grad_out, o.q.dtype, *total.out.shape)
+    chosen = Chosen(pointer("indices", indices, torch.int32, *indices.shape), *indices.shape[1:])
     chosen.block, chosen.query_block = bounds.chosen.block, bounds.chosen.query_block
-    chosen.out = pointer("out", out, torch.float32, *out.shape)
-    chosen.lse = pointer("lse", lse, torch.float32, *lse.shape)
-    for name, x in others.items():
-        if name == "grad_out":
-            chosen.grad_out = interface.Tensor.of(name, x, torch.float32, *out.shape)
-        else:
-            setattr(chosen, name, pointer(name, x, torch.float32, *x.shape))
-    if out.shape[:3].numel() and o.k.shape[2]:
-        check(function(ctypes.byref(problem), ctypes.byref(chosen)))
-    elif not others:
-        out.zero_()
-        lse.fill_(-torch.inf)
+    for name, x in tensors.items():
+        setattr(chosen, name, pointer(name, x, torch.float32, *x.shape))
+    check(function(ctypes.byref(problem), ctypes.byref(chosen)))
