@@ -58,12 +58,6 @@ def tile_of(block: int) -> int:
     return next(tile for tile in (128, 64, 32, 16) if block % tile == 0)
 
 
-def rest_plan(pattern: Pattern, n_queries: int, n_keys: int, query_offset: int) -> Plan:
-    """The plan, in natural order, of the pairs of a pattern with selected(...) that depend on what is chosen."""
-    bounds = bounds_of(pattern)
-    return compile_in_order(bounds.rest, n_queries, n_keys, query_offset, tile_of(bounds.chosen.block))
-
-
 def _choosable(pattern: Pattern, n_queries: int, n_keys: int, offset: int) -> ChoosableBlocks:
     bounds = bounds_of(pattern)
     tile = tile_of(bounds.chosen.block)

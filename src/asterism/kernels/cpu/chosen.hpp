@@ -24,8 +24,8 @@
 namespace {
 
 constexpr int kGathered = 64;            // queries that multiply a tile together
-constexpr int64_t kShortestStretch = 2048, kLongestStretch = 8192;  // queries of a task, of each head
-constexpr int64_t kStretches = 32;       // tasks there are, about
+constexpr int64_t kShortestStretch = 2048;  // queries of a task, of each head
+constexpr int64_t kStretches = 32;          // tasks there are, about
 
 // A stretch of queries whose heads share a key head.
 struct ChosenTask {
@@ -33,33 +33,37 @@ struct ChosenTask {
 };
 
 // How the queries are cut into stretches: by shapes alone.
-inline int64_t stretch_of(const Problem& p) {
+inline int64_t stretch_of(const Problem& p, int64_t longest) {
   const int64_t wanted = p.n_queries * p.batch * p.kv_heads / kStretches;
-  return std::clamp(wanted, kShortestStretch, kLongestStretch);
+  return std::min(p.n_queries, std::clamp(wanted, kShortestStretch, longest));
 }
+
+inline int64_t tiles_of(const Problem& p) { return (p.n_keys + p.tile - 1) / p.tile; }
 
 // For each tile of keys, which queries of a stretch chose it and may read some of it.
 class ChosenLists {
  public:
-  static int64_t scratch(const Problem& p, const Chosen& c) {
-    const int64_t tiles = tiles_of(p), entries = stretch_of(p) * c.width * (c.block / p.tile);
+  static int64_t scratch(const Problem& p, const Chosen& c, int64_t stretch) {
+    const int64_t tiles = tiles_of(p), entries = stretch * c.width * (c.block / p.tile);
     return (2 * tiles + 2 * entries + 64) * static_cast<int64_t>(sizeof(int32_t)) + 4 * kAlignment + tiles * 8;
   }
 
-  ChosenLists(const Problem& p, const Chosen& c, Scratch& scratch) : p_(p), c_(c), tiles_(tiles_of(p)) {
-    const int64_t entries = stretch_of(p) * c.width * (c.block / p.tile);
+  ChosenLists(const Problem& p, const Chosen& c, int64_t stretch, Scratch& scratch)
+      : p_(p), c_(c), tiles_(tiles_of(p)) {
+    const int64_t entries = stretch * c.width * (c.block / p.tile);
     starts_ = scratch.take<int64_t>(tiles_ + 1);
     queries_ = scratch.take<int32_t>(entries);
     kinds_ = scratch.take<int32_t>(entries);
   }
 
-  // Queries [first, past) with the choice of one of its heads.
-  void fill(int64_t batch, int64_t head, int64_t first, int64_t past) {
-    const int32_t* indices = c_.indices + (batch * c_.heads + head) * c_.shares * c_.width;
+  // The queries of a task with the choice of one of its heads, for tiles [first, past).
+  void fill(const ChosenTask& task, int64_t head, int64_t first, int64_t past) {
+    const int32_t* indices = c_.indices + (task.batch * c_.heads + head) * c_.shares * c_.width;
+    const Stretch here = {indices, task.first, task.past, first, past};
     std::fill(starts_, starts_ + tiles_ + 1, 0);
-    each(indices, first, past, [&](int64_t tile, int64_t, int32_t) { ++starts_[tile + 1]; });
+    each(here, [&](int64_t tile, int64_t, int32_t) { ++starts_[tile + 1]; });
     for (int64_t i = 0; i < tiles_; ++i) starts_[i + 1] += starts_[i];
-    each(indices, first, past, [&](int64_t tile, int64_t query, int32_t kind) {
+    each(here, [&](int64_t tile, int64_t query, int32_t kind) {
       const int64_t at = starts_[tile]++;
       queries_[at] = static_cast<int32_t>(query);
       kinds_[at] = kind;
@@ -75,18 +79,22 @@ class ChosenLists {
   int32_t kind(int64_t at) const { return kinds_[at]; }
 
  private:
-  static int64_t tiles_of(const Problem& p) { return (p.n_keys + p.tile - 1) / p.tile; }
+  struct Stretch {
+    const int32_t* indices;
+    int64_t first_query, past_query, first_tile, past_tile;
+  };
 
   template <class Body>
-  void each(const int32_t* indices, int64_t first, int64_t past, Body body) const {
+  void each(const Stretch& here, Body body) const {
     if (!p_.n_passes) return;
     const Pass& pass = p_.passes[0];
     const int64_t per_block = c_.block / p_.tile, skipped = p_.query_offset / c_.query_block;
-    for (int64_t query = first; query < past; ++query) {
-      const int32_t* chosen = indices + ((p_.query_offset + query) / c_.query_block - skipped) * c_.width;
+    for (int64_t query = here.first_query; query < here.past_query; ++query) {
+      const int32_t* chosen = here.indices + ((p_.query_offset + query) / c_.query_block - skipped) * c_.width;
       const int64_t* offsets = pass.row_offsets + query / p_.tile;
       for (int64_t i = 0; i < c_.width && chosen[i] >= 0; ++i)
-        for (int64_t tile = chosen[i] * per_block; tile < std::min(tiles_, (chosen[i] + 1) * per_block); ++tile)
+        for (int64_t tile = std::max(here.first_tile, chosen[i] * per_block);
+             tile < std::min(here.past_tile, (chosen[i] + 1) * per_block); ++tile)
           if (const int64_t at = entry(pass, offsets[0], offsets[1], tile); at >= 0) body(tile, query, pass.kinds[at]);
     }
   }

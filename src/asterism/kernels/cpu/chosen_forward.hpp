@@ -6,10 +6,12 @@
 
 namespace {
 
+constexpr int64_t kLongestForward = 8192;  // queries of a stretch, whose sums are to stay in a cache
+
 template <class Kind>
 class ForwardChosen {
  public:
-  ForwardChosen(const Problem& p, const Chosen& c) : p_(p), c_(c), stretch_(stretch_of(p)) {}
+  ForwardChosen(const Problem& p, const Chosen& c) : p_(p), c_(c), stretch_(stretch_of(p, kLongestForward)) {}
 
   void run() {
     const int64_t stretches = (p_.n_queries + stretch_ - 1) / stretch_;
@@ -28,13 +30,13 @@ class ForwardChosen {
 
   int64_t scratch() const {
     const int64_t floats = found_floats() + kGathered * padded(p_.value_dim) + 256;
-    return ChosenLists::scratch(p_, c_) + ChosenTile<Kind>::scratch(p_) + floats * static_cast<int64_t>(sizeof(float));
+    return ChosenLists::scratch(p_, c_, stretch_) + ChosenTile<Kind>::scratch(p_) + floats * static_cast<int64_t>(sizeof(float));
   }
 
   class Worker {
    public:
     Worker(const ForwardChosen& whole, Scratch& scratch)
-        : p_(whole.p_), c_(whole.c_), lists_(p_, c_, scratch), tile_(p_, scratch), stretch_(whole.stretch_) {
+        : p_(whole.p_), c_(whole.c_), lists_(p_, c_, whole.stretch_, scratch), tile_(p_, scratch), stretch_(whole.stretch_) {
       const int64_t rows = stretch_ * (p_.heads / p_.kv_heads);
       sums_ = scratch.take<float>(rows * tile_.value_width);
       highest_ = scratch.take<float>(rows);
@@ -46,7 +48,7 @@ class ForwardChosen {
       for_members(p_, c_, task.kv_head, [&](const Members& members) {
         for (int64_t head = members.first; head < members.past; ++head)
           begin(task, head, (head - members.first) * stretch_);
-        lists_.fill(task.batch, members.choice, task.first, task.past);
+        lists_.fill(task, members.choice, 0, lists_.tiles());
         for (int64_t tile = 0; tile < lists_.tiles(); ++tile) {
           if (lists_.begin(tile) == lists_.end(tile)) continue;
           tile_.take(task, tile, false);

@@ -61,7 +61,7 @@ struct Chosen {  // blocks of keys that queries chose; all contiguous
   const int32_t* indices;  // [batch, heads, shares, width]: the blocks of a share of queries, ascending, then -1
   int64_t heads, shares, width, block, query_block;  // heads: 1, or the problem's key heads, or its heads
   const float* delta;  // like lse: rowsum(grad_out * out) - gradient of lse; from here on for the backward pass only
-  float *grad_q, *grad_k, *grad_v;  // like q, k and v
+  float *grad_q, *grad_k, *grad_v;  // like q, k and v: what is added to
 };
 
 struct Slots {  // a few queries against the slots of a cache

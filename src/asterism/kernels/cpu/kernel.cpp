@@ -95,7 +95,7 @@ extern "C" int32_t asterism_forward_chosen(const Problem* problem, const Chosen*
   return run(problem->threads, [&] { forward_chosen(*problem, *chosen); });
 }
 
-// Writes the gradients of the choice.
+// Adds the gradients of the blocks chosen to what is there.
 extern "C" int32_t asterism_backward_chosen(const Problem* problem, const Chosen* chosen) {
   return run(problem->threads, [&] { backward_chosen(*problem, *chosen); });
 }

@@ -49,7 +49,8 @@ def _forward(operands: Operands) -> Rounded:
     return attended
 
 
-def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
+def backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
+    """The gradients of operands q [B, H, Nq, D], as a kernel's operator takes them (`kernels/operator.py`)."""
     o = operands
     given = {"grad_q": o.q, "grad_k": o.k, "grad_v": o.v, "grad_bias": o.bias, "grad_relative": o.relative}
     asked = {name: x for (name, x), is_asked in zip(given.items(), wanted, strict=True) if is_asked and x is not None}
@@ -129,5 +130,5 @@ def _set_results(problem: Problem, dtype: torch.dtype, attended: Rounded) -> Non
         problem.residual = pointer("residual", attended.residual, dtype, *shape)
 
 
-CPU = TileKernel("cpu", operator("cpu", _forward, _backward), refusal, ("bias", "relative", "softcap", "dropout"))
+CPU = TileKernel("cpu", operator("cpu", _forward, backward), refusal, ("bias", "relative", "softcap", "dropout"))
 """Fused attention over tiles in C++ (kernels/operator.py)."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from asterism.compiler.blocks import rest_plan
+from asterism.compiler.blocks import tile_of
+from asterism.compiler.compile import compile_in_order
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.cpu import CPU, interface, is_available
 from asterism.kernels.cpu.build import library
 from asterism.kernels.cpu.interface import Chosen, check, pointer
-from asterism.kernels.cpu.kernel import problem_of
+from asterism.kernels.cpu.kernel import backward, problem_of
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.operator import Rounded
 from asterism.patterns.by_text import remember
@@ -37,15 +38,13 @@ def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Attended:
     with torch.no_grad(), as_they_are(operands.q):
         total = CPU.rounded(always)
         _call(library().asterism_forward_chosen, operands, bounds, indices, total, {})
-    if not operands.differentiated:
-        return Attended(total.out, total.lse)
-    before = CPU.part(always, total)
     q, k, v = operands.q, operands.k, operands.v
-    return Attended(*_Part.apply(q, k, v, *before, total, operands, bounds, indices))  # type: ignore[no-untyped-call]
+    found = _Attention.apply(q, k, v, operands.sinks, total, always, bounds, indices)  # type: ignore[no-untyped-call]
+    return Attended(*found)
 
 
-class _Part(torch.autograd.Function):
-    """`total` as a function of what was read before and of the blocks chosen."""
+class _Attention(torch.autograd.Function):
+    """`total` as a function of its operands."""
 
     @staticmethod
     def forward(
@@ -53,34 +52,31 @@ class _Part(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        out: Tensor,
-        lse: Tensor,
+        sinks: Tensor | None,
         total: Rounded,
-        operands: Operands,
+        always: Operands,
         bounds: Bounds,
         indices: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(q, k, v, indices, total.out, total.lse, total.residual)
-        o = operands
-        ctx.settings = o.key_mask, None, None, o.text, o.query_offset, o.scale
+        ctx.save_for_backward(q, k, v, sinks, indices, total.out, total.lse, total.residual)
+        ctx.settings = always.key_mask, None, None, always.text, always.query_offset, always.scale
         ctx.bounds = bounds
-        return out.view_as(out), lse.view_as(lse)
+        return total.out, total.lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, indices, *of_total = ctx.saved_tensors
-        total = Rounded(*of_total)
-        tensors = {name: torch.empty(x.shape, dtype=torch.float32) for name, x in zip(_GRADS, (q, k, v), strict=True)}
+        q, k, v, sinks, indices, *of_total = ctx.saved_tensors
+        always, total = Operands(q, k, v, *ctx.settings), Rounded(*of_total)
         with as_they_are(q):
+            grad_out, grad_lse = grad_out.contiguous(), grad_lse.contiguous()
+            before = backward(always, total, grad_out, grad_lse, (True, True, True, False, False))
+            grads = [x.to(torch.float32) for x in before[:3] if x is not None]
+            tensors = dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
             tensors["delta"] = total.delta(grad_out, grad_lse).contiguous()
-            operands = Operands(q, k, v, *ctx.settings)
-            _call(library().asterism_backward_chosen, operands, ctx.bounds, indices, total, tensors, grad_out)
-        grads = (tensors[name].to(q.dtype) for name in _GRADS)
-        return *grads, grad_out, grad_lse, None, None, None, None
-
-
-_GRADS = ("grad_q", "grad_k", "grad_v")
+            _call(library().asterism_backward_chosen, always, ctx.bounds, indices, total, tensors, grad_out)
+            of_sinks = None if sinks is None else total.gradient_of_sinks(sinks, grad_out, grad_lse)
+        return *(x.to(q.dtype) for x in grads), of_sinks, None, None, None, None
 
 
 def _call(
@@ -92,12 +88,11 @@ def _call(
     tensors: Mapping[str, Tensor],
     grad_out: Tensor | None = None,
 ) -> None:
-    """Calls into the library, which goes on from `total`, or in a backward pass writes gradients, float32."""
+    """Calls into the library, which goes on from `total`, or in a backward pass adds to gradients, float32."""
     if not (total.lse.numel() and o.k.shape[2]):
-        for x in tensors.values():
-            x.zero_()
         return
-    problem = problem_of(o, total, rest_plan(o.pattern, o.q.shape[2], o.k.shape[2], o.query_offset))
+    plan = compile_in_order(bounds.rest, o.q.shape[2], o.k.shape[2], o.query_offset, tile_of(bounds.chosen.block))
+    problem = problem_of(o, total, plan)
     if grad_out is not None:
         problem.grad_out = interface.Tensor.of("grad_out", grad_out, o.q.dtype, *total.out.shape)
     chosen = Chosen(pointer("indices", indices, torch.int32, *indices.shape), *indices.shape[1:])
