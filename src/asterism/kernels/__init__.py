@@ -5,7 +5,8 @@ from asterism.kernels.choice.choice import IMPLEMENTATIONS
 from asterism.kernels.choice.prices import matrix_rates
 from asterism.kernels.masks import readable, readable_keys
 from asterism.kernels.mass import BlockMass, block_mass
-from asterism.kernels.selection.select import Choice, select
+from asterism.kernels.selection.asked import Choice
+from asterism.kernels.selection.select import select
 from asterism.kernels.terms.terms import Alibi, Bias, Buckets, DistanceTable, Dropout, SoftSpan, Terms
 
 __all__ = [

@@ -30,8 +30,8 @@ from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
 from asterism.kernels.operator import PartOf, Rounded, TileKernel
 from asterism.kernels.packed import pattern_of_documents
+from asterism.kernels.selection.asked import Choice
 from asterism.kernels.selection.attend import attend_selected
-from asterism.kernels.selection.select import Choice
 from asterism.kernels.slots import Positions, of_slots
 from asterism.kernels.terms.terms import Terms, check_by_distance, expanded
 from asterism.kernels.transforms import is_transformed

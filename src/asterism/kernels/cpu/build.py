@@ -25,7 +25,7 @@ from pathlib import Path
 from asterism.errors import KernelError
 from asterism.kernels.cpu import cache, shipped
 from asterism.kernels.cpu.compiling import OTHERWISE, Killed, compile_and_link
-from asterism.kernels.cpu.interface import Chosen, Problem, Task, require_same_layout
+from asterism.kernels.cpu.interface import Choices, Chosen, Problem, Task, require_same_layout
 from asterism.kernels.cpu.processor import features, limited_to, processor, processor_class
 from asterism.kernels.cpu.sources import FLAGS, contents, digest, options, units
 from asterism.system import HAS_LOCKS, lock
@@ -267,6 +267,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     for function in (loaded.asterism_forward_chosen, loaded.asterism_backward_chosen):
         function.argtypes = [ctypes.POINTER(Problem), ctypes.POINTER(Chosen)]
         function.restype = ctypes.c_int32
+    loaded.asterism_choose.argtypes, loaded.asterism_choose.restype = [ctypes.POINTER(Choices)], ctypes.c_int32
     loaded.asterism_decode.argtypes, loaded.asterism_decode.restype = [ctypes.c_char_p], ctypes.c_int32
     loaded.asterism_instruction_set.restype = ctypes.c_char_p
     if reason := _unused_amx(loaded):

@@ -1,5 +1,6 @@
 #include "chosen_backward.hpp"
 #include "chosen_forward.hpp"
+#include "choosing.hpp"
 #include "units.hpp"
 
 ASTERISM_WITHIN void forward_chosen(const Problem& problem, const Chosen& chosen) {
@@ -15,3 +16,5 @@ ASTERISM_WITHIN void backward_chosen(const Problem& problem, const Chosen& chose
   else
     BackwardChosen<Float32>(problem, chosen).run();
 }
+
+ASTERISM_WITHIN void choose_blocks(const Choices& choices) { Choosing(choices).run(); }

@@ -243,27 +243,4 @@ void for_members(const Problem& p, const Chosen& c, int64_t kv_head, Body body) 
   for (int64_t head = first; head < first + group; ++head) body(Members{head, head, head + 1});
 }
 
-// The highest of n numbers, a multiple of kLanes.
-inline float highest_of(const float* row, int n) {
-  Vector most = load(row);
-  for (int j = kLanes; j < n; j += kLanes) most = larger(load(row + j), most);
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)most);
-#else
-  float found = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) found = most[lane] > found ? most[lane] : found;
-  return found;
-#endif
-}
-
-inline float sum_of(Vector x) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)x);
-#else
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
-  return sum;
-#endif
-}
-
 }  // namespace

@@ -64,6 +64,21 @@ struct Chosen {  // blocks of keys that queries chose; all contiguous
   float *grad_q, *grad_k, *grad_v;  // like q, k and v: what is added to
 };
 
+struct Runs {  // a set of blocks for each query: runs [offsets[i], offsets[i + 1]), from bounds[0] to before bounds[1]
+  const int64_t* offsets;
+  const int32_t* bounds;
+};
+
+struct Choices {  // queries against what stands for blocks of keys, in floats; all contiguous
+  int64_t batch, heads, n_queries, n_blocks, dim, row, topk, width;
+  const float* q;           // [batch, heads, n_queries, dim]
+  const float* keys;        // [batch, heads, dim, row]: n_blocks and what pads them to whole vectors
+  const uint8_t* readable;  // [batch, n_blocks] or null
+  Runs may, must;           // what a query may choose, and what it has in any case
+  int32_t *indices, *counts;  // [batch, heads, n_queries, width], [batch, heads, n_queries]
+  int32_t threads, poison;
+};
+
 struct Slots {  // a few queries against the slots of a cache
   int64_t batch, heads, kv_heads, n_queries, n_slots, dim, value_dim;
   Tensor q, k, v;  // features of k and v next to each other

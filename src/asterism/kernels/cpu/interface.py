@@ -90,6 +90,27 @@ class Chosen(ctypes.Structure):
     ]
 
 
+class Runs(ctypes.Structure):
+    """A set of blocks for each query (interface.hpp)."""
+
+    _fields_ = [("offsets", ctypes.c_void_p), ("bounds", ctypes.c_void_p)]
+
+
+class Choices(ctypes.Structure):
+    """Queries against what stands for blocks of keys, and where the choice goes (interface.hpp)."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "heads", "n_queries", "n_blocks", "dim", "row", "topk", "width")
+        ),
+        *((name, ctypes.c_void_p) for name in ("q", "keys", "readable")),
+        *((name, Runs) for name in ("may", "must")),
+        *((name, ctypes.c_void_p) for name in ("indices", "counts")),
+        *((name, ctypes.c_int32) for name in ("threads", "poison")),
+    ]
+
+
 class Slots(ctypes.Structure):
     """A few queries against the slots of a cache (interface.hpp)."""
 
@@ -167,7 +188,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, Pass, Terms, Problem, Chosen, Slots, Task):
+    for structure in (Tensor, Pass, Terms, Problem, Chosen, Runs, Choices, Slots, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

@@ -100,6 +100,11 @@ extern "C" int32_t asterism_backward_chosen(const Problem* problem, const Chosen
   return run(problem->threads, [&] { backward_chosen(*problem, *chosen); });
 }
 
+// Writes indices and counts.
+extern "C" int32_t asterism_choose(const Choices* choices) {
+  return run(choices->threads, [&] { choose_blocks(*choices); });
+}
+
 // Writes out and lse.
 extern "C" int32_t asterism_decode(const Slots* slots) {
   Slots given = *slots;

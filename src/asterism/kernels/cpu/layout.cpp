@@ -36,6 +36,13 @@ extern "C" const char* asterism_layout() {
     FIELD(Chosen, indices), FIELD(Chosen, heads), FIELD(Chosen, shares), FIELD(Chosen, width), FIELD(Chosen, block);
     FIELD(Chosen, query_block), FIELD(Chosen, delta);
     FIELD(Chosen, grad_q), FIELD(Chosen, grad_k), FIELD(Chosen, grad_v);
+    STRUCTURE(Runs);
+    FIELD(Runs, offsets), FIELD(Runs, bounds);
+    STRUCTURE(Choices);
+    FIELD(Choices, batch), FIELD(Choices, heads), FIELD(Choices, n_queries), FIELD(Choices, n_blocks);
+    FIELD(Choices, dim), FIELD(Choices, row), FIELD(Choices, topk), FIELD(Choices, width), FIELD(Choices, q);
+    FIELD(Choices, keys), FIELD(Choices, readable), FIELD(Choices, may), FIELD(Choices, must);
+    FIELD(Choices, indices), FIELD(Choices, counts), FIELD(Choices, threads), FIELD(Choices, poison);
     STRUCTURE(Slots);
     FIELD(Slots, batch), FIELD(Slots, heads), FIELD(Slots, kv_heads), FIELD(Slots, n_queries), FIELD(Slots, n_slots);
     FIELD(Slots, dim), FIELD(Slots, value_dim), FIELD(Slots, q), FIELD(Slots, k), FIELD(Slots, v);

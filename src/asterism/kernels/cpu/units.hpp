@@ -27,6 +27,9 @@ ASTERISM_WITHIN const char* amx_instruction_set();
 ASTERISM_WITHIN void forward_chosen(const Problem& problem, const Chosen& chosen);
 ASTERISM_WITHIN void backward_chosen(const Problem& problem, const Chosen& chosen);
 
+// The blocks of keys that queries choose.
+ASTERISM_WITHIN void choose_blocks(const Choices& choices);
+
 // A few queries against the slots of a cache, and how many threads such a call pays for.
 ASTERISM_WITHIN void decode(const Slots& slots);
 ASTERISM_WITHIN int32_t threads_for(const Slots& slots);

@@ -15,7 +15,8 @@ from asterism.kernels.merging import Result, merged
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.selection import cpu, eager
-from asterism.kernels.selection.select import Choice, bounds_missing, select
+from asterism.kernels.selection.asked import Choice
+from asterism.kernels.selection.select import bounds_missing, select
 from asterism.kernels.transforms import is_transformed
 from asterism.patterns.by_text import remember
 from asterism.patterns.selected import Bounds, bounds_of
