@@ -134,7 +134,8 @@ BESIDE_THE_KERNEL = {"asterism.kernels.cpu.cache", "asterism.kernels.cpu.build.i
 
 @of_each(in_folder("kernels"))
 def test_kernels_do_not_import_one_another(file):
-    """`attend` is the single door, and `mass` the one to weights; what chooses among them and measures them knows all.
+    """`attend` is the single door, `mass` the one to weights, `selection` that to blocks chosen by content; what chooses
+    among them and measures them knows all.
     Below are what they share.
 
     What lies in a folder `name` belongs to the kernel `name`.
@@ -143,7 +144,7 @@ def test_kernels_do_not_import_one_another(file):
     used = {name for name in imports(file) if name.startswith("asterism.kernels.")}
     if file.name == "figures.py":
         assert used <= BESIDE_THE_KERNEL
-    elif kernel not in ("attend", "mass", "choice", "__init__"):
+    elif kernel not in ("attend", "mass", "selection", "choice", "__init__"):
         shared = {"checks", "operands", "operator", "masks", "merging", "terms", "transforms"}
         assert {name.split(".")[2] for name in used} <= {kernel} | shared
 

@@ -31,6 +31,7 @@ from asterism.patterns.grid import Grid
 from asterism.patterns.part import Part
 from asterism.patterns.pattern import And, Pattern, resolve_lengths
 from asterism.patterns.primitives import KeySet, QuerySet, Stride
+from asterism.patterns.selected import require_static
 from asterism.patterns.text import parse
 from asterism.patterns.tree import Tree
 
@@ -61,6 +62,7 @@ def compile_pattern(
     the lengths do not fit each other or the pattern, or for another tile size.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
+    require_static(pattern, "a plan")
     n_keys, offset = resolve_lengths(pattern, n_queries, n_keys, query_offset)
     if tile is not None and tile not in (16, *TILE_SIZES):
         raise PatternError("tile-size", f"the tile size must be 16, 32, 64 or 128, got {tile}")

@@ -111,7 +111,7 @@ def attend(
 
     Of a pattern with selected(...) blocks of keys are chosen first, by `select`, or `choice` says which they are. No
     gradient goes through a choice. It is computed by "cpu", "eager" or "reference", without segments, cu_seqlens and
-    terms but sinks, and not inside torch.compile and torch.func.
+    terms but sinks, and not inside torch.func; torch.compile breaks its graph there.
 
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
     float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),

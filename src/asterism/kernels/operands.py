@@ -14,7 +14,6 @@ from asterism.errors import KernelError, shown
 from asterism.memo import cached_property
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text
-from asterism.patterns.selected import require_static
 
 
 class SlotTerms(NamedTuple):
@@ -88,7 +87,6 @@ class Operands:
     def plan(self) -> Plan:
         """The plan for these lengths, whose heads are 1 or H; it lives as long as the operands do."""
         self.pattern.check_heads(self.q.shape[1])
-        require_static(self.pattern, "a kernel")
         n_queries, n_keys = self.q.shape[2], self.k.shape[2]
         return compile_pattern(self.pattern, n_queries, n_keys, query_offset=self.query_offset)
 

@@ -4,15 +4,37 @@ Under them, tensors carry more than their numbers (a tangent, a hidden axis), wh
 drop in silence. So a kernel says what it can: differentiate once, and see a hidden axis as part of the batch.
 """
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from asterism.errors import KernelError
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def outside_graphs(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """The function as torch.compiler.disable gives it, without its second of imports where nothing is compiled: a graph
+    is broken before it, and nothing that it calls is traced."""
+    disabled: list[Callable[Arguments, Returned]] = []
+
+    @functools.wraps(function)
+    def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Returned:
+        if "torch._dynamo" not in sys.modules:
+            return function(*arguments, **named)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*arguments, **named)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
 
 
 def is_transformed() -> bool:

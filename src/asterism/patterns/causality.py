@@ -2,6 +2,7 @@
 
 from asterism.errors import PatternError
 from asterism.patterns.pattern import Named, Pattern
+from asterism.patterns.selected import require_static
 
 _STABLE_RELATIVES = {
     "bigbird": "bigbird_causal(...)",
@@ -32,7 +33,8 @@ def require_causal(pattern: Pattern) -> None:
 
 
 def require_self_attention(pattern: Pattern, user: str) -> None:
-    """Refuse a pattern for cross attention. Raises PatternError."""
+    """Refuse a pattern for cross attention, or with a part that is chosen by content. Raises PatternError."""
+    require_static(pattern, user)
     if pattern.crosses:
         raise PatternError(
             "across-not-self",
@@ -42,7 +44,8 @@ def require_self_attention(pattern: Pattern, user: str) -> None:
 
 
 def require_cross_attention(pattern: Pattern) -> None:
-    """Refuse a pattern that is only for self-attention. Raises PatternError."""
+    """Refuse a pattern that is only for self-attention, or with a part that is chosen. Raises PatternError."""
+    require_static(pattern, "cross attention")
     if not pattern.takes_any_query:
         raise PatternError(
             "across-needed",

@@ -128,8 +128,8 @@ def require_static(pattern: Pattern, user: str) -> None:
     if pattern.chooses:
         raise PatternError(
             "selected-not-here",
-            f"{user} needs a pattern that is known before its queries and keys, and {_chosen(pattern)} is not: use it"
-            " in asterism.attend and asterism.select",
+            f"{_chosen(pattern)} cannot be used by {user}: what it reads is known only with queries and keys; use it in"
+            " asterism.attend and asterism.select",
         )
 
 

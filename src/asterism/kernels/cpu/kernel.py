@@ -50,7 +50,7 @@ def _forward(operands: Operands) -> Rounded:
 
 
 def backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
-    """The gradients of operands q [B, H, Nq, D], as a kernel's operator takes them (`kernels/operator.py`)."""
+    """The gradients of operands q [B, H, Nq, D], in their dtypes, as an operator takes them (`kernels/operator.py`)."""
     o = operands
     given = {"grad_q": o.q, "grad_k": o.k, "grad_v": o.v, "grad_bias": o.bias, "grad_relative": o.relative}
     asked = {name: x for (name, x), is_asked in zip(given.items(), wanted, strict=True) if is_asked and x is not None}

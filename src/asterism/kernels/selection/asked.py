@@ -1,12 +1,12 @@
 """What blocks are chosen of, how they are scored, and what a choice is."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from asterism.compiler.blocks import ChoosableBlocks, choosable_blocks
+from asterism.memo import cached_property
 from asterism.patterns import Pattern
 from asterism.patterns.selected import Selected, bounds_of
 
@@ -93,7 +93,7 @@ class Scorer:
 
     @cached_property
     def of_blocks(self) -> Tensor:
-        """What stands for each block, [B, Hkv, blocks, F]: the mean of its keys, or the greatest and the least."""
+        """What stands for blocks, wide, [B, Hkv, blocks, F]: the mean of its keys, or the greatest and the least."""
         if self.asked.chosen.score == "mean":
             return self.tokens.sum(dim=3) / self.real.sum(dim=-1).clamp(min=1)[..., None]
         real = self.real[..., None]
@@ -102,14 +102,14 @@ class Scorer:
         return ends.masked_fill(~real.any(dim=3), 0)
 
     def of_queries(self, begin: int, past: int) -> Tensor:
-        """What stands for the queries [begin, past), [B, Hkv, queries, F], summed over those that share a choice."""
+        """What stands for queries [begin, past), wide, [B, Hkv, queries, F], summed over those that share a choice."""
         q = self._grouped(begin, past)
         if self.asked.chosen.score == "minmax":  # of q < 0 the least key gives the greatest product
             q = torch.cat([q.clamp(min=0), q.clamp(max=0)], dim=-1)
         return q.sum(dim=2) if q.shape[2] > 1 else q[:, :, 0]
 
     def scores(self, begin: int, past: int) -> Tensor:
-        """[B, Hkv, queries, blocks] of the queries [begin, past)."""
+        """[B, Hkv, queries, blocks], wide, of the queries [begin, past)."""
         if self.has_features:
             return self.of_queries(begin, past) @ self.of_blocks.transpose(-1, -2)
         q = self._grouped(begin, past)

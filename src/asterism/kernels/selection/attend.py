@@ -17,13 +17,14 @@ from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.selection import cpu, eager
 from asterism.kernels.selection.asked import Choice
 from asterism.kernels.selection.select import bounds_missing, select
-from asterism.kernels.transforms import is_transformed
+from asterism.kernels.transforms import is_transformed, outside_graphs
 from asterism.patterns.by_text import remember
 from asterism.patterns.selected import Bounds, bounds_of
 
 _IMPLEMENTATIONS = ("auto", "cpu", "eager", "reference")
 
 
+@outside_graphs
 def attend_selected(operands: Operands, choice: Choice | None, implementation: str) -> Attended:
     """Attention of operands whose pattern has selected(...), or for which a choice is given; with gradients.
 
@@ -31,10 +32,10 @@ def attend_selected(operands: Operands, choice: Choice | None, implementation: s
     with, and for one that does not fit; PatternError as `bounds_of` does.
     """
     o = operands
+    _check(o, implementation)
     if not o.pattern.chooses:
         bounds_missing(o.pattern)
     bounds = bounds_of(o.pattern)
-    _check(o, implementation)
     if choice is None:
         choice = select(o.q, o.k, o.pattern, key_mask=o.key_mask, query_offset=o.query_offset)
     indices = checked_indices(choice, o, bounds)
@@ -52,11 +53,10 @@ def attend_selected(operands: Operands, choice: Choice | None, implementation: s
 
 def _check(o: Operands, implementation: str) -> None:
     """Raises KernelError for what a pattern with selected(...) is not computed with."""
-    if torch.compiler.is_compiling() or is_transformed():
+    if is_transformed():
         raise KernelError(
-            "selected-in-transform", "a pattern with selected(...) is not for torch.compile or torch.func: call it"
-            " outside"
-        )  # fmt: skip
+            "selected-in-transform", "a pattern with selected(...) is not for torch.func: call it outside"
+        )
     if implementation not in _IMPLEMENTATIONS:
         raise KernelError(
             "selected-implementation",

@@ -10,7 +10,7 @@ from asterism.errors import KernelError
 from asterism.kernels.checks import as_they_are, check_offset, check_tensors, check_types
 from asterism.kernels.selection import choosing
 from asterism.kernels.selection.asked import Asked, Choice, Scorer, readable_blocks
-from asterism.kernels.transforms import is_transformed
+from asterism.kernels.transforms import is_transformed, outside_graphs
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text, remember
 from asterism.patterns.selected import Selected
@@ -19,6 +19,7 @@ _AT_A_TIME = 2**22
 """Scores of tokens, or of blocks, computed together."""
 
 
+@outside_graphs
 def select(
     q: Tensor,
     k: Tensor,
@@ -39,13 +40,11 @@ def select(
     ones the block with the lower index is chosen, and one that is NaN comes last. Time is that of all pairs of a query
     and a block, memory a few queries at a time. Nothing of the result has a gradient.
 
-    Raises KernelError for tensors that do not fit, and inside torch.compile and torch.func; PatternError for a pattern
-    without selected(...), or with it where it cannot stand.
+    Raises KernelError for tensors that do not fit, for a pattern without selected(...), and inside torch.func;
+    PatternError for one where it cannot stand. torch.compile breaks its graph here.
     """
-    if torch.compiler.is_compiling() or is_transformed():
-        raise KernelError(
-            "select-in-transform", "select is not for torch.compile or torch.func: choose outside, and give choice="
-        )
+    if is_transformed():
+        raise KernelError("select-in-transform", "select is not for torch.func: choose outside, and give choice=")
     check_types(q=q, k=k, key_mask=key_mask)
     check_tensors(q, k, k, key_mask, None)
     text = remember(pattern) if isinstance(pattern, Pattern) else pattern
