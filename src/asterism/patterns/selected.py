@@ -90,10 +90,7 @@ class Bounds(NamedTuple):
     chosen: Selected
     always: Pattern
     most: Pattern
-
-    @property
-    def rest(self) -> Pattern:
-        return self.most & ~self.always
+    rest: Pattern
 
 
 def bounds_of(pattern: Pattern) -> Bounds:
@@ -101,8 +98,13 @@ def bounds_of(pattern: Pattern) -> Bounds:
 
     Raises PatternError where that part stands under anything but | and &, or there are two different ones.
     """
+    return pattern.derived(_bounds_of)
+
+
+def _bounds_of(pattern: Pattern) -> Bounds:
     chosen = _chosen(pattern)
-    return Bounds(chosen, _with(pattern, chosen, chosen.forced), _with(pattern, chosen, dense()))
+    always, most = (_with(pattern, chosen, static) for static in (chosen.forced, dense()))
+    return Bounds(chosen, always, most, most & ~always)
 
 
 def _with(pattern: Pattern, chosen: Selected, static: Pattern) -> Pattern:

@@ -123,19 +123,18 @@ def _ascending(indices: Tensor) -> Tensor:
 
 def _by_reference(o: Operands, bounds: Bounds, indices: Tensor) -> Attended:
     n_queries, n_keys = o.q.shape[2], o.k.shape[2]
-    always, most = (
-        torch.from_numpy(rule.dense(n_queries, n_keys, o.query_offset)[0]).to(o.q.device) for rule in bounds[1:]
-    )
+    place = n_queries, n_keys, o.query_offset
+    always, most = (torch.from_numpy(rule.dense(*place)[0]).to(o.q.device) for rule in (bounds.always, bounds.most))
     blocks = -(-n_keys // bounds.chosen.block)
     sets = indices.new_zeros((*indices.shape[:3], blocks + 1), dtype=torch.bool)
     sets.scatter_(-1, indices.long().masked_fill(indices < 0, blocks), True)
-    place = torch.arange(n_queries, device=o.q.device) + o.query_offset
-    share = place // bounds.chosen.query_block - o.query_offset // bounds.chosen.query_block
+    positions = torch.arange(n_queries, device=o.q.device) + o.query_offset
+    share = positions // bounds.chosen.query_block - o.query_offset // bounds.chosen.query_block
     block = torch.arange(n_keys, device=o.q.device) // bounds.chosen.block
     read = sets[:, :, share][..., block].repeat_interleave(o.q.shape[1] // indices.shape[1], dim=1)
     mask = always | most & read
     if o.key_mask is not None:
         mask = mask & o.key_mask[:, None, None]
-    distances = place[:, None] - torch.arange(n_keys, device=place.device)
+    distances = positions[:, None] - torch.arange(n_keys, device=o.q.device)
     terms = None if o.sinks is None else PairTerms(distances, sinks=o.sinks)
     return Attended(*reference(o.q, o.k, o.v, mask, o.scale, terms))

@@ -30,8 +30,8 @@ def choose(asked: Asked) -> Choice:
     must = blocks.must.counts()
     left = np.minimum(np.maximum(chosen.topk - must, 0), blocks.may.counts())
     width = max(1, int((must + left).max(initial=0)))
-    indices = torch.empty((batch, heads, n_queries, width), dtype=torch.int32)
-    counts = torch.empty((batch, heads, n_queries), dtype=torch.int32)
+    indices = asked.q.new_empty((batch, heads, n_queries, width), dtype=torch.int32)
+    counts = asked.q.new_empty((batch, heads, n_queries), dtype=torch.int32)
     choice = Choice(indices, counts, chosen.block)
     if not counts.numel():
         return choice

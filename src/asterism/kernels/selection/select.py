@@ -81,7 +81,7 @@ def _select(asked: Asked, scores: Tensor | None) -> Choice:
     (batch, heads), n_queries = asked.k.shape[:2], asked.q.shape[2]
     keys = None if scores is not None else Scorer(asked)
     readable = readable_blocks(asked)
-    readable = torch.ones((), dtype=torch.bool) if readable is None else readable[:, None, None]
+    readable = asked.q.new_ones((), dtype=torch.bool) if readable is None else readable[:, None, None]
     per_query = batch * asked.q.shape[1] * (asked.k.shape[2] if chosen.score == "max" else asked.n_blocks)
     step = max(1, _AT_A_TIME // max(1, per_query)) * chosen.query_block
     sets = [asked.q.new_zeros((batch, heads, 0, asked.n_blocks), dtype=torch.bool)]
