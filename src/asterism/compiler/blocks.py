@@ -40,7 +40,8 @@ class BlockRuns:
 class ChoosableBlocks:
     """Of one pattern and its lengths: what each query may choose, and what is forced on it.
 
-    `may`   blocks that the pattern lets a query read entirely, and that it does not read entirely whatever it chooses
+    `may`   blocks that the pattern lets a query read entirely, and that it does not read entirely whatever it chooses;
+            of a causal pattern no block that is still to be filled
     `must`  forced blocks of which the pattern lets it read something
     """
 
@@ -51,6 +52,15 @@ class ChoosableBlocks:
 def choosable_blocks(pattern: Pattern, n_queries: int, n_keys: int, query_offset: int) -> ChoosableBlocks:
     """For a pattern with selected(...); found once. Raises PatternError as `bounds_of` does."""
     return pattern.derived(_choosable, n_queries, n_keys, query_offset)
+
+
+def pairs_read(pattern: Pattern, n_queries: int, n_keys: int, query_offset: int) -> int:
+    """How many pairs one head of a pattern with selected(...) reads, whatever is chosen; an upper bound where blocks
+    hold pairs that it reads in any case."""
+    bounds, blocks = bounds_of(pattern), choosable_blocks(pattern, n_queries, n_keys, query_offset)
+    always = compile_in_order(bounds.always, n_queries, n_keys, query_offset, tile_of(bounds.chosen.block))
+    chosen = np.minimum(np.maximum(bounds.chosen.topk - blocks.must.counts(), 0), blocks.may.counts())
+    return always.pairs + int(chosen.sum()) * bounds.chosen.block
 
 
 def tile_of(block: int) -> int:
@@ -67,11 +77,14 @@ def _choosable(pattern: Pattern, n_queries: int, n_keys: int, offset: int) -> Ch
     )
     blocks, n_tiles = -(-n_keys // bounds.chosen.block), -(-n_keys // tile)
     starts = np.minimum(np.arange(blocks) * (bounds.chosen.block // tile), max(n_tiles - 1, 0))
+    # A causal query may choose a block once it is there as a whole, however many tokens have come.
+    complete = n_keys // bounds.chosen.block if bounds.most.is_causal else blocks
     found: list[list[BlockRuns]] = []
     step = max(1, _AT_A_TIME // max(1, tile * n_tiles))
     for first in range(0, -(-n_queries // tile), step):
         rows = np.arange(first, min(first + step, -(-n_queries // tile)))
         whole = np.logical_and.reduceat(_covers(most, rows)[1], starts, axis=2)
+        whole[..., complete:] = False
         some, must = (np.logical_or.reduceat(_covers(plan, rows)[0], starts, axis=2) for plan in (rest, forced))
         n_here = min(n_queries - first * tile, len(rows) * tile)
         sets = (x.reshape(-1, blocks)[:n_here] for x in (whole & some & ~must, must))

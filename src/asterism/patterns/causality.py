@@ -33,8 +33,7 @@ def require_causal(pattern: Pattern) -> None:
 
 
 def require_self_attention(pattern: Pattern, user: str) -> None:
-    """Refuse a pattern for cross attention, or with a part that is chosen by content. Raises PatternError."""
-    require_static(pattern, user)
+    """Refuse a pattern for cross attention. Raises PatternError."""
     if pattern.crosses:
         raise PatternError(
             "across-not-self",

@@ -50,7 +50,7 @@ def selected(
 
     The `first` blocks of the sequence and those less than `local` blocks from the query's own are always read, and
     counted among the `topk`. Of the others, a query may choose those that the pattern lets it read entirely, so that a
-    causal one never sees the future through a choice. `score` says what a block is worth to a query:
+    causal one never sees the future through a choice, and chooses the same however many tokens follow. `score` says what a block is worth to a query:
 
     mean    q . mean of the block's keys (MoBA, arXiv 2502.13189)
     max     the greatest q . k of the block (MiniMax Sparse Attention, arXiv 2606.13392)
@@ -103,6 +103,10 @@ def bounds_of(pattern: Pattern) -> Bounds:
 
 def _bounds_of(pattern: Pattern) -> Bounds:
     chosen = _chosen(pattern)
+    if pattern.heads > 1:
+        raise PatternError(
+            "selected-heads", f"selected(...) stands beside patterns that are alike for all heads, got {pattern}"
+        )
     always, most = (_with(pattern, chosen, static) for static in (chosen.forced, dense()))
     return Bounds(chosen, always, most, most & ~always)
 
@@ -131,7 +135,7 @@ def require_static(pattern: Pattern, user: str) -> None:
         raise PatternError(
             "selected-not-here",
             f"{_chosen(pattern)} cannot be used by {user}: what it reads is known only with queries and keys; use it in"
-            " asterism.attend and asterism.select",
+            " asterism.attend, or in the layers of AsterismForCausalLM and its kin",
         )
 
 

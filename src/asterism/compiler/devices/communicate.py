@@ -10,6 +10,7 @@ from asterism.compiler.devices.traffic import RowShape
 from asterism.compiler.devices.ways import WAYS
 from asterism.errors import PatternError, shown
 from asterism.patterns.pattern import Pattern
+from asterism.patterns.selected import require_static
 from asterism.patterns.text import parse
 
 _MOST_LISTED = 2**23
@@ -28,6 +29,7 @@ def communicate(
     PatternError if queries and keys are on different numbers of devices, or if the plan would be too long.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
+    require_static(pattern, "several devices")
     return pattern.derived(_communicate, queries, keys, shape, query_offset)
 
 

@@ -46,7 +46,7 @@ class Choosing {
       open_ = scratch.take<int32_t>(c.row);
     }
 
-    void run(int64_t unit, int64_t first, int64_t past) {
+    ASTERISM_ONE_COPY void run(int64_t unit, int64_t first, int64_t past) {
       const int rows = static_cast<int>(past - first);
       int64_t end = 0;
       for (int i = 0; i < rows; ++i) {

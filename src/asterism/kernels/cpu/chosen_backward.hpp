@@ -60,7 +60,7 @@ class BackwardChosen {
       grad_values_ = scratch.take<float>(t * tile_.value_width);
     }
 
-    void run(const ChosenTask& task) {
+    ASTERISM_ONE_COPY void run(const ChosenTask& task) {
       for_members(p_, c_, task.kv_head, [&](const Members& members) {
         lists_.fill(task, members.choice, first_tile_, past_tile_);
         for (int64_t tile = first_tile_; tile < past_tile_; ++tile)

@@ -44,7 +44,7 @@ class ForwardChosen {
       weighted_ = scratch.take<float>(kGathered * tile_.value_width);
     }
 
-    void run(const ChosenTask& task) {
+    ASTERISM_ONE_COPY void run(const ChosenTask& task) {
       for_members(p_, c_, task.kv_head, [&](const Members& members) {
         for (int64_t head = members.first; head < members.past; ++head)
           begin(task, head, (head - members.first) * stretch_);

@@ -15,6 +15,10 @@
 #include <sys/mman.h>
 #endif
 
+// A loop is compiled once for one thread and once for several. What it calls must not be: two copies of the same sums may
+// round differently.
+#define ASTERISM_ONE_COPY __attribute__((noinline))
+
 namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes: a line of the cache, and a whole vector

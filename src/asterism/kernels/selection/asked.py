@@ -16,7 +16,7 @@ class Choice:
     """The blocks that queries read.
 
     indices  int32 [B, heads, G, K]: the blocks of each of G blocks of queries, ascending, then -1
-    counts   int32 [B, heads, G]: how many they are
+    counts   int32 [B, heads, G]: how many they are; for people, as attention goes by the indices
     block, query_block  tokens of a block of keys, and of queries
 
     Key block j has the keys j * block, ...; the first block of queries is the one that the first query stands in. Query

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from asterism import kernels
 from asterism.kernels.fourier import fourier, fourier_of_rows
+from asterism.kernels.merging import unread
 from asterism.layers.rows.padding import Packing, cut_into_rows, lay_end_to_end
 from asterism.layers.rows.rows import Rows, in_documents
 from asterism.layers.rows.trees import refuse_distances
@@ -55,6 +56,8 @@ class RowsHere(Rows):
             return kernels.attend(q, k, v, pattern, key_mask=key_mask, segments=self.segments, **options)
         if isinstance(sizes, Forest):
             refuse_distances(options.get("terms"))
+        elif pattern.chooses:
+            return self._one_by_one(q, k, v, pattern, sizes, **options)
         segments = None if self.segments is None else self.segments.reshape(1, -1)
         q_laid, k_laid, v_laid = map(lay_end_to_end, (q, k, v))
         laid = kernels.attend(q_laid, k_laid, v_laid, in_documents(pattern, sizes), segments=segments, **options)
@@ -62,6 +65,28 @@ class RowsHere(Rows):
             out, lse = laid
             return cut_into_rows(out, len(q)), cut_into_rows(lse[..., None], len(q))[..., 0]
         return cut_into_rows(laid, len(q))
+
+    def _one_by_one(
+        self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, sizes: Sequence[int], **options: Any
+    ) -> Any:
+        """`attend` for documents of these sizes, laid end to end, negative ones of padding: each chooses for itself."""
+        with_lse = options.pop("return_lse", False)
+        if self.segments is not None:
+            options["segments"] = self.segments.reshape(1, -1)  # refused
+        laid = [lay_end_to_end(x).split([abs(size) for size in sizes], dim=2) for x in (q, k, v)]
+        outs, lses = [], []
+        for size, *document in zip(sizes, *laid, strict=True):
+            q_here, k_here, v_here = document
+            if size > 0:
+                out, lse = kernels.attend(q_here, k_here, v_here, pattern, return_lse=True, **options)
+            else:
+                out, lse = unread(q_here, k_here, v_here)
+            outs.append(out)
+            lses.append(lse)
+        out = cut_into_rows(torch.cat(outs, dim=2), len(q))
+        if not with_lse:
+            return out
+        return out, cut_into_rows(torch.cat(lses, dim=2)[..., None], len(q))[..., 0]
 
     def attend_source(
         self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, source: Rows | None, **options: Any

@@ -146,7 +146,8 @@ class PatternCacheLayer(CacheLayerMixin):
         return self._extend_outside_graphs(keys, values, tokens)
 
     def _is_traceable(self, tokens: NewTokens) -> bool:
-        return self.is_initialized and self.max_tokens is not None and 0 < tokens.width <= self.restorable + 1
+        is_fixed = self.is_initialized and self.max_tokens is not None and not self.pattern.chooses
+        return is_fixed and 0 < tokens.width <= self.restorable + 1
 
     @torch.compiler.disable(reason=OUTSIDE_GRAPHS)
     def _extend_outside_graphs(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
@@ -154,7 +155,8 @@ class PatternCacheLayer(CacheLayerMixin):
 
     def _extend(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
         """Slots are written before they are read, unless the new keys would replace some that are still read."""
-        few = tokens.width <= self.restorable + 1
+        # Blocks are chosen in a sequence of all tokens, each at its place.
+        few = tokens.width <= self.restorable + 1 and not self.pattern.chooses
         parts: list[Kept] = []
         for slots in self.groups:
             if not few and self.seen.columns:

@@ -40,6 +40,7 @@ from asterism.models.drop_in.positions import check_positions, set_rotations
 from asterism.models.drop_in.sharded import install_sharding
 from asterism.models.drop_in.trees import check_depths, check_tree_pattern, trees_of
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
+from asterism.patterns.selected import require_static
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -200,6 +201,7 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     for rule, number in zip(read_patterns(config.asterism_pattern, len(modules)), heads, strict=True):
         rule.check_heads(number)
         require_self_attention(rule, type(model).__name__)
+        require_static(rule, type(model).__name__)
         hides_future = is_causal(model, modules)
         check_tree_pattern(rule, model, hides_future, read_native_window(config) == "intersect")
         if hides_future:

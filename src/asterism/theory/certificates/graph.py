@@ -15,6 +15,7 @@ from asterism.compiler import Pass, Plan, compile_pattern
 from asterism.errors import PatternError
 from asterism.patterns import Pattern, require_self_attention
 from asterism.patterns.intervals import Intervals, within
+from asterism.patterns.selected import require_static
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -182,6 +183,7 @@ def read_graph(pattern: Pattern, n: int, head: int = 0) -> Graph:
     scattered pairs than fit into memory.
     """
     require_self_attention(pattern, "a certificate, which is about a graph of tokens")
+    require_static(pattern, "a certificate")
     plan = compile_pattern(pattern, n)
     scattered = sum(plan.tile**2 * _scattered(part) for part in plan.passes)
     if scattered > MOST_PAIRS:

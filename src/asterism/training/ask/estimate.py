@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.compiler import compile_pattern
+from asterism.compiler.blocks import pairs_read
 from asterism.errors import ConfigurationError
 from asterism.kernels.choice.prices import expected_rates
 from asterism.models import AsterismConfig
@@ -120,11 +121,13 @@ def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: Asteris
     flops = memory = 0
     for (mixer, queries, keys), layers in readings.items():
         if isinstance(mixer, Pattern):
-            plan = compile_pattern(mixer, queries, keys, query_offset=0)
-            memory += plan.bytes
-            once = _attention(
-                model, plan.pairs * (model.num_attention_heads // plan.heads), queries, config.gradient_checkpointing
-            )
+            if mixer.chooses:
+                pairs = pairs_read(mixer, queries, keys, 0) * model.num_attention_heads
+            else:
+                plan = compile_pattern(mixer, queries, keys, query_offset=0)
+                pairs = plan.pairs * (model.num_attention_heads // plan.heads)
+                memory += plan.bytes
+            once = _attention(model, pairs, queries, config.gradient_checkpointing)
         else:
             numbers = tokens * model.hidden_size
             # The gradient of the transform is the transform of the gradient.
