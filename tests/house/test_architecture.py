@@ -134,9 +134,8 @@ BESIDE_THE_KERNEL = {"asterism.kernels.cpu.cache", "asterism.kernels.cpu.build.i
 
 @of_each(in_folder("kernels"))
 def test_kernels_do_not_import_one_another(file):
-    """`attend` is the single door, `mass` the one to weights, `selection` that to blocks chosen by content; what chooses
-    among them and measures them knows all.
-    Below are what they share.
+    """`attend` is the single door, `mass` the one to weights, and `selection` that to blocks chosen by content; what
+    chooses among them and measures them knows all. Below are what they share.
 
     What lies in a folder `name` belongs to the kernel `name`.
     """
