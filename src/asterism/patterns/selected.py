@@ -50,7 +50,9 @@ def selected(
 
     The `first` blocks of the sequence and those less than `local` blocks from the query's own are always read, and
     counted among the `topk`. Of the others, a query may choose those that the pattern lets it read entirely, so that a
-    causal one never sees the future through a choice, and chooses the same however many tokens follow. `score` says what a block is worth to a query:
+    causal one never sees the future through a choice, and chooses the same however many tokens follow.
+
+    `score` says what a block is worth to a query:
 
     mean    q . mean of the block's keys (MoBA, arXiv 2502.13189)
     max     the greatest q . k of the block (MiniMax Sparse Attention, arXiv 2606.13392)

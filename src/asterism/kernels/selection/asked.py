@@ -93,7 +93,10 @@ class Scorer:
 
     @cached_property
     def of_blocks(self) -> Tensor:
-        """What stands for blocks, wide, [B, Hkv, blocks, F]: the mean of its keys, or the greatest and the least."""
+        """What stands for blocks: the mean of their keys, or the greatest and the least of each feature.
+
+        [B, Hkv, blocks, F], float32 or float64.
+        """
         if self.asked.chosen.score == "mean":
             return self.tokens.sum(dim=3) / self.real.sum(dim=-1).clamp(min=1)[..., None]
         real = self.real[..., None]
@@ -102,14 +105,17 @@ class Scorer:
         return ends.masked_fill(~real.any(dim=3), 0)
 
     def of_queries(self, begin: int, past: int) -> Tensor:
-        """What stands for queries [begin, past), wide, [B, Hkv, queries, F], summed over those that share a choice."""
+        """What stands for the queries [begin, past), summed over those that share a choice.
+
+        [B, Hkv, queries, F], float32 or float64.
+        """
         q = self._grouped(begin, past)
         if self.asked.chosen.score == "minmax":  # of q < 0 the least key gives the greatest product
             q = torch.cat([q.clamp(min=0), q.clamp(max=0)], dim=-1)
         return q.sum(dim=2) if q.shape[2] > 1 else q[:, :, 0]
 
     def scores(self, begin: int, past: int) -> Tensor:
-        """[B, Hkv, queries, blocks], wide, of the queries [begin, past)."""
+        """Of the queries [begin, past): [B, Hkv, queries, blocks], float32 or float64."""
         if self.has_features:
             return self.of_queries(begin, past) @ self.of_blocks.transpose(-1, -2)
         q = self._grouped(begin, past)
