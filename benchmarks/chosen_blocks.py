@@ -94,7 +94,7 @@ def _speeds(length: int, heads: int, key_heads: int, turns: int) -> dict[str, An
         calls[f"blocks of {block} choosing"] = lambda pattern=pattern: select(q, k, pattern)
         add(f"blocks of {block}", pattern, choice=choice)
     seconds = _in_turns(calls, turns)
-    if heads * length < 2**19:  # of the longest, dense training takes many minutes
+    if length < 2**17:  # of the longest, dense training takes many minutes
         add("dense", "causal()")
         seconds |= _in_turns({name: call for name, call in calls.items() if name.startswith("dense")}, 1)
     found: dict[str, Any] = {"seconds": seconds, "keys per query": {n: p / length for n, p in pairs.items()}}

@@ -395,3 +395,49 @@ def test_what_else_is_refused():
     assert_refused(attend, q, k, v, "causal()", choice=select(q, k, given, scores=scores))
     positions = torch.arange(64)[None]
     assert_refused(decode, q[:, :, -1:], k, v, CHOSEN, positions[:, -1:], positions)
+
+
+@pytest.mark.parametrize("implementation", ("cpu", "eager"))
+def test_a_gap_in_a_choice_hides_no_block(implementation):
+    q, k, v = tensors(1, 1, 70, 8).float()
+    pattern = "selected(16, 2, first=0, local=0)"
+    for listed in ([-1, 3], [2, -1, 3], [1, -1, 0, 1], [3, 2, 1]):
+        indices = torch.tensor(listed, dtype=torch.int32).expand(1, 1, 70, -1)
+        choice = Choice(indices, torch.zeros(1, 1, 70, dtype=torch.int32), 16)
+        found = attend(q, k, v, pattern, choice=choice, implementation=implementation)
+        told = attend(q, k, v, pattern, choice=choice, implementation="reference")
+        torch.testing.assert_close(found, told, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ("cpu", "eager"))
+def test_second_derivatives_are_refused(implementation):
+    qkv = [x.requires_grad_() for x in tensors(1, 1, 40, 8).float().unbind()]
+    for power in (1, 2):
+        out = attend(*qkv, "selected(16, 2) & causal()", implementation=implementation)
+        first = torch.autograd.grad((out**power).sum(), qkv, create_graph=True)
+        with pytest.raises((AsterismError, RuntimeError), match="second derivatives|twice"):
+            sum(x.square().sum() for x in first).backward()
+
+
+def test_tensors_without_numbers_are_refused():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    pattern = "selected(16, 2) & causal()"
+    with pytest.raises(AsterismError, match="numbers"):
+        attend(*torch.empty(3, 1, 1, 40, 8, device="meta"), pattern)
+    with FakeTensorMode(), pytest.raises(AsterismError, match="numbers"):
+        attend(*torch.empty(3, 1, 1, 40, 8), pattern)
+
+
+def test_a_block_longer_than_the_sequence_costs_no_more():
+    q, k, v = tensors(1, 1, 70, 8)
+    for implementation in ("eager", "reference"):
+        found = attend(q, k, v, f"selected({2**40}, 2) & causal()", implementation=implementation)
+        torch.testing.assert_close(found, attend(q, k, v, "causal()", implementation=implementation))
+    found = attend(q.float(), k.float(), v.float(), f"selected({2**40}, 2) & causal()", implementation="cpu")
+    torch.testing.assert_close(found.double(), attend(q, k, v, "causal()"), rtol=0, atol=1e-5)
+
+
+def test_patterns_with_heads_are_refused():
+    with pytest.raises(AsterismError, match="alike for all heads"):
+        select(*tensors(1, 2, 40, 8, count=2), "selected(16, 2) & per_head([causal(), window(3)])")

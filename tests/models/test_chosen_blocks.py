@@ -27,7 +27,11 @@ def model_of(mixers: str, kind: type = AsterismForCausalLM):
     torch.manual_seed(0)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = AsterismConfig(mixers=mixers, position_type="rotary", max_position_embeddings=256, **heads, **SIZES)
-    return kind(config).eval()
+    model = kind(config).eval()
+    with torch.no_grad():  # a new head is 0, and equal logits would say nothing
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
 
 
 def ids_of(rows: int = 3) -> torch.Tensor:
@@ -47,6 +51,14 @@ def padded(ids: torch.Tensor, side: str) -> tuple[torch.Tensor, torch.Tensor]:
     return found, mask
 
 
+@torch.no_grad()
+def test_choices_matter_here():
+    ids = ids_of()
+    some, all_ = (model_of(f"selected(block=16, topk={topk}) & causal()")(ids).logits for topk in (3, 10))
+    assert (some - all_)[:, 64:].abs().amax() > 1e-2
+    torch.testing.assert_close(all_, model_of("causal()")(ids).logits, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("mixers", PATTERNS)
 @pytest.mark.parametrize("side", ("left", "right"))
 @torch.no_grad()
@@ -56,7 +68,7 @@ def test_padding_changes_no_token(mixers, side):
     found = model(rows, attention_mask=mask, use_cache=False).logits
     for row, length in enumerate(LENGTHS):
         alone = model(ids[row : row + 1, :length], use_cache=False).logits[0]
-        torch.testing.assert_close(found[row, places(side, length)], alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[row, places(side, length)], alone, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("mixers", PATTERNS)
@@ -67,7 +79,7 @@ def test_documents_choose_for_themselves(mixers):
     found = model(ids, position_ids=positions, use_cache=False).logits
     for part in (slice(0, 60), slice(60, 150)):
         alone = model(ids[:, part], use_cache=False).logits
-        torch.testing.assert_close(found[:, part], alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[:, part], alone, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("mixers", PATTERNS)
@@ -85,7 +97,7 @@ def test_a_cache_changes_no_token(mixers):
     for begin, end in ((0, 50), (50, 120), (120, 121), (121, 150)):
         out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
         cache, logits = out.past_key_values, [*logits, out.logits]
-    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=0, atol=1e-4)
 
 
 def test_learns_through_padding(tmp_path):
@@ -107,7 +119,7 @@ def test_encoders_choose_among_all_blocks():
     found = model(rows, attention_mask=mask).logits
     for row, length in enumerate(LENGTHS):
         alone = model(ids[row : row + 1, :length]).logits[0]
-        torch.testing.assert_close(found[row, places("left", length)], alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[row, places("left", length)], alone, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("text", ("selected(16, 3) & causal()", "window(9) | selected(32, 2, first=0) & causal()"))

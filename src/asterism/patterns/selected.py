@@ -31,6 +31,9 @@ class Selected(Dense):
     def _depends_on_content(self) -> bool:
         return True
 
+    def _needs_no_place(self) -> bool:
+        return False  # a query has a block of its own
+
     @property
     def forced(self) -> Pattern:
         """The pairs that are read whatever is chosen: of the first blocks, and of those near the query's own."""

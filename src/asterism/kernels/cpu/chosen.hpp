@@ -44,13 +44,13 @@ inline int64_t tiles_of(const Problem& p) { return (p.n_keys + p.tile - 1) / p.t
 class ChosenLists {
  public:
   static int64_t scratch(const Problem& p, const Chosen& c, int64_t stretch) {
-    const int64_t tiles = tiles_of(p), entries = stretch * c.width * (c.block / p.tile);
+    const int64_t tiles = tiles_of(p), entries = most_entries(p, c, stretch);
     return (2 * tiles + 2 * entries + 64) * static_cast<int64_t>(sizeof(int32_t)) + 4 * kAlignment + tiles * 8;
   }
 
   ChosenLists(const Problem& p, const Chosen& c, int64_t stretch, Scratch& scratch)
       : p_(p), c_(c), tiles_(tiles_of(p)) {
-    const int64_t entries = stretch * c.width * (c.block / p.tile);
+    const int64_t entries = most_entries(p, c, stretch);
     starts_ = scratch.take<int64_t>(tiles_ + 1);
     queries_ = scratch.take<int32_t>(entries);
     kinds_ = scratch.take<int32_t>(entries);
@@ -79,6 +79,10 @@ class ChosenLists {
   int32_t kind(int64_t at) const { return kinds_[at]; }
 
  private:
+  static int64_t most_entries(const Problem& p, const Chosen& c, int64_t stretch) {
+    return stretch * c.width * std::min(c.block / p.tile, tiles_of(p));
+  }
+
   struct Stretch {
     const int32_t* indices;
     int64_t first_query, past_query, first_tile, past_tile;

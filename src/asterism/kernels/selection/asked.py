@@ -52,6 +52,11 @@ class Asked:
         return -(-self.k.shape[2] // self.chosen.block)
 
     @property
+    def filled(self) -> int:
+        """Tokens of a block, but no more than there are keys."""
+        return max(1, min(self.chosen.block, self.k.shape[2]))
+
+    @property
     def wide(self) -> torch.dtype:
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
@@ -76,7 +81,7 @@ class Scorer:
     """Scores of queries and blocks by what the keys of the blocks are, prepared once."""
 
     def __init__(self, asked: Asked) -> None:
-        self.asked, block = asked, asked.chosen.block
+        self.asked, block = asked, asked.filled
         k, n_keys = asked.k.to(asked.wide), asked.k.shape[2]
         real = torch.ones((1, n_keys), dtype=torch.bool, device=k.device) if asked.key_mask is None else asked.key_mask
         self.real = by_block(real, block)[:, None]  # [B or 1, 1, blocks, block]
@@ -122,7 +127,7 @@ class Scorer:
         keys = self.tokens.flatten(2, 3).transpose(-1, -2)
         total = q.new_zeros((*q.shape[:2], q.shape[3], self.asked.n_blocks))
         for member in q.unbind(dim=2):
-            products = (member @ keys).unflatten(-1, (-1, self.asked.chosen.block))
+            products = (member @ keys).unflatten(-1, (-1, self.asked.filled))
             best = products.masked_fill(~self.real[:, :, None], -torch.inf).amax(dim=-1)
             total += best.masked_fill(best == -torch.inf, 0)  # of blocks without a key, which nobody chooses
         return total
@@ -134,4 +139,4 @@ class Scorer:
 
 def readable_blocks(asked: Asked) -> Tensor | None:
     """Blocks of which key_mask leaves a key, bool [B, blocks]; None for all."""
-    return None if asked.key_mask is None else by_block(asked.key_mask, asked.chosen.block).any(dim=-1)
+    return None if asked.key_mask is None else by_block(asked.key_mask, asked.filled).any(dim=-1)

@@ -16,7 +16,7 @@ from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.selection import cpu, eager
 from asterism.kernels.selection.asked import Choice
-from asterism.kernels.selection.select import bounds_missing, select
+from asterism.kernels.selection.select import bounds_missing, require_numbers, select
 from asterism.kernels.transforms import is_transformed, outside_graphs
 from asterism.patterns.by_text import remember
 from asterism.patterns.selected import Bounds, bounds_of
@@ -57,6 +57,7 @@ def _check(o: Operands, implementation: str) -> None:
         raise KernelError(
             "selected-in-transform", "a pattern with selected(...) is not for torch.func: call it outside"
         )
+    require_numbers(o.q)
     if implementation not in _IMPLEMENTATIONS:
         raise KernelError(
             "selected-implementation",
@@ -88,7 +89,8 @@ def checked_indices(choice: object, o: Operands, bounds: Bounds) -> Tensor:
     indices, (batch, heads, n_queries), kv_heads = choice.indices, o.q.shape[:3], o.k.shape[1]
     size, n_blocks = chosen.query_block, -(-o.k.shape[2] // chosen.block)
     rows = (o.query_offset + n_queries - 1) // size - o.query_offset // size + 1 if n_queries else 0
-    fits = isinstance(indices, Tensor) and indices.ndim == 4 and indices.dtype == torch.int32
+    fits = isinstance(indices, Tensor) and indices.layout == torch.strided and indices.dtype == torch.int32
+    fits = fits and indices.ndim == 4
     fits = fits and indices.shape[::2] == (batch, rows) and indices.shape[1] in (1, kv_heads, heads)
     if not fits:
         seen = f"{list(indices.shape)} of {indices.dtype}" if isinstance(indices, Tensor) else type(indices).__name__
@@ -105,13 +107,14 @@ def checked_indices(choice: object, o: Operands, bounds: Bounds) -> Tensor:
             "choice-beyond-blocks",
             f"choice.indices must be -1 or blocks 0 to {n_blocks - 1}, got {least} to {most}",
         )
-    return _ascending(indices).contiguous()
+    with torch.inference_mode(False):  # a copy, which nobody else changes before the backward pass
+        return _ascending(indices).clone(memory_format=torch.contiguous_format)
 
 
 def _ascending(indices: Tensor) -> Tensor:
     """The same blocks, ascending without repetition, then -1."""
     before, after = indices[..., :-1], indices[..., 1:]
-    if bool(((after > before) | (after == -1)).all()):
+    if bool(((after > before) & (before >= 0) | (after == -1)).all()):
         return indices
     beyond = torch.iinfo(torch.int32).max
     found = indices.masked_fill(indices < 0, beyond).sort(dim=-1).values

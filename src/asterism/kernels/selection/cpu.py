@@ -4,11 +4,10 @@ tile of keys by tile of keys for the queries that chose it, which go on from the
 import ctypes
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from asterism.compiler.blocks import tile_of
 from asterism.compiler.compile import compile_in_order
@@ -19,6 +18,7 @@ from asterism.kernels.cpu.interface import Chosen, check, pointer
 from asterism.kernels.cpu.kernel import backward, problem_of
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.operator import Rounded
+from asterism.kernels.transforms import refuse_second_derivatives
 from asterism.patterns.by_text import remember
 from asterism.patterns.selected import Bounds
 
@@ -64,19 +64,41 @@ class _Attention(torch.autograd.Function):
         return total.out, total.lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, indices, *of_total = ctx.saved_tensors
-        always, total = Operands(q, k, v, *ctx.settings), Rounded(*of_total)
+        given = Operands(q, k, v, *ctx.settings), Rounded(*of_total), ctx.bounds, indices
+        found = _Gradients.apply(q, k, v, sinks, grad_out, grad_lse, given)  # type: ignore[no-untyped-call]
+        return *found, None, None, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """Those of q, k, v and sinks; as a function, so that somebody who differentiates them is refused."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        grad_out: Tensor,
+        grad_lse: Tensor,
+        given: tuple[Operands, Rounded, Bounds, Tensor],
+    ) -> tuple[Tensor | None, ...]:
+        always, total, bounds, indices = given
         with as_they_are(q):
             grad_out, grad_lse = grad_out.contiguous(), grad_lse.contiguous()
             before = backward(always, total, grad_out, grad_lse, (True, True, True, False, False))
             grads = [x.to(torch.float32) for x in before[:3] if x is not None]
             tensors = dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
             tensors["delta"] = total.delta(grad_out, grad_lse).contiguous()
-            _call(library().asterism_backward_chosen, always, ctx.bounds, indices, total, tensors, grad_out)
+            _call(library().asterism_backward_chosen, always, bounds, indices, total, tensors, grad_out)
             of_sinks = None if sinks is None else total.gradient_of_sinks(sinks, grad_out, grad_lse)
-        return *(x.to(q.dtype) for x in grads), of_sinks, None, None, None, None
+        return *(x.to(q.dtype) for x in grads), of_sinks
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        refuse_second_derivatives("cpu")
 
 
 def _call(

@@ -1,6 +1,7 @@
 """The pairs that a choice adds, in plain PyTorch: a few queries at a time, each with copies of its blocks."""
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Result:
     computed a second time.
     """
     o, block = operands, bounds.chosen.block
-    wide, width = o.wide, indices.shape[3] * block * (o.q.shape[3] + o.v.shape[3])
+    filled = min(block, o.k.shape[2])
+    wide, width = o.wide, indices.shape[3] * filled * (o.q.shape[3] + o.v.shape[3])
     step = max(1, _AT_A_TIME // max(1, o.q.shape[0] * o.q.shape[1] * width))
     place = torch.arange(o.q.shape[2], device=o.q.device) + o.query_offset
     share = place // bounds.chosen.query_block - o.query_offset // bounds.chosen.query_block
@@ -31,7 +33,7 @@ def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Result:
     def some(q: Tensor, k: Tensor, v: Tensor, first: int) -> tuple[Tensor, Tensor]:
         past = min(first + step, o.q.shape[2])
         chosen = indices[:, :, share[first:past]].repeat_interleave(o.q.shape[1] // indices.shape[1], dim=1)
-        keys = (chosen[..., None].long() * block + torch.arange(block, device=q.device)).flatten(3)  # [B, H, n, K']
+        keys = (chosen[..., None].long() * block + torch.arange(filled, device=q.device)).flatten(3)  # [B, H, n, K']
         mask = _allowed(o, bounds, place[first:past], keys)
         keys = keys.clamp(0, k.shape[2] - 1)
         k, v = (_taken(x, keys, o.group).to(wide).masked_fill(~mask[..., None], 0) for x in (k, v))
@@ -43,10 +45,8 @@ def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Result:
         return (weights[..., None, :] @ v)[..., 0, :], lse.masked_fill(empty, -math.inf)[..., 0]
 
     with as_they_are(o.q):
-        parts = [
-            checkpoint(some, o.q, o.k, o.v, first, use_reentrant=False, preserve_rng_state=False)
-            for first in range(0, max(1, o.q.shape[2]), step)
-        ]
+        again = partial(checkpoint, some, use_reentrant=False, preserve_rng_state=False) if o.differentiated else some
+        parts = [again(o.q, o.k, o.v, first) for first in range(0, max(1, o.q.shape[2]), step)]
     return Result(torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2))
 
 

@@ -46,6 +46,7 @@ def select(
     if is_transformed():
         raise KernelError("select-in-transform", "select is not for torch.func: choose outside, and give choice=")
     check_types(q=q, k=k, key_mask=key_mask)
+    require_numbers(q)
     check_tensors(q, k, k, key_mask, None)
     text = remember(pattern) if isinstance(pattern, Pattern) else pattern
     asked = Asked(by_text(text), q, k, key_mask, check_offset(query_offset, q, k, text))
@@ -64,9 +65,23 @@ def _check_scores(scores: object, asked: Asked) -> None:
     expected = [*asked.k.shape[:2], asked.n_shares, asked.n_blocks]
     if scores is None:
         return
-    if not isinstance(scores, Tensor) or list(scores.shape) != expected or not scores.is_floating_point():
-        seen = f"{list(scores.shape)} of {scores.dtype}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-        raise KernelError("given-scores", f"scores must be floats {expected}, got {seen}")
+    seen = f"a {type(scores).__name__}"
+    if isinstance(scores, Tensor):
+        fits = scores.layout == torch.strided and scores.is_floating_point() and scores.device == asked.q.device
+        if fits and list(scores.shape) == expected:
+            return
+        seen = f"{list(scores.shape)} of {scores.dtype}, {scores.layout}, on {scores.device}"
+    raise KernelError("given-scores", f"scores must be floats {expected} on {asked.q.device}, got {seen}")
+
+
+def require_numbers(q: Tensor) -> None:
+    """Raises KernelError where tensors like q [B, H, N, D], of any dtype, have no numbers to choose by: on the meta
+    device, or while a graph is exported."""
+    if q.is_meta or type(q.new_empty(0)) is not Tensor:
+        raise KernelError(
+            "choice-without-numbers", "blocks are chosen by numbers, and these tensors have none: selected(...) is not"
+            " for the meta device and exported graphs"
+        )  # fmt: skip
 
 
 def bounds_missing(pattern: Pattern) -> None:
