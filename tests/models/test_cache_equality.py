@@ -39,6 +39,7 @@ CAUSAL = {
     "fixed": "fixed(stride=16, summary=2, heads=4)",
     "bigbird_causal": "bigbird_causal(block=8, window_blocks=3, random=1, heads=4)",
     "longformer": "longformer(window=50, globals=(0, 3)) & causal()",
+    "selected": "selected(block=16, topk=3) & causal()",
     "sinks": "sinks(first=4, window=70)",
     "star": "star() & causal()",
     "yun_strided": "yun_strided(w=9) & causal()",
