@@ -101,7 +101,8 @@ class Bounds(NamedTuple):
 def bounds_of(pattern: Pattern) -> Bounds:
     """The bounds of a pattern that has a part which is chosen.
 
-    Raises PatternError where that part stands under anything but | and &, or there are two different ones.
+    Raises PatternError where that part stands under anything but | and &, or there are two different ones, or other
+    parts differ by head.
     """
     return pattern.derived(_bounds_of)
 
