@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from causal_folders import save_causal
 from command_line import SHORT, Run, refuses
 from small_encoders import save_tiny_bert, write_lines
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -100,6 +101,9 @@ def test_the_example_of_every_help_runs(
     if verb == "export":
         sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
         LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=8192)).save_pretrained("llama-3.2-1b")
+    if verb == "sparsify":
+        save_causal(tmp_path / "smollm2", windowed=False)
+        write_lines(tmp_path / "texts.jsonl", [{"text": f"{number} the lamp is red. " * 200} for number in range(12)])
     if verb == "predict":
         (tmp_path / "new.csv").write_text("text\nthe lamp is red\n")
         config = FineTuneConfig(

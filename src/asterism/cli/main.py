@@ -39,6 +39,7 @@ VERBS = {
     "generate": "continue a prompt, or draw pictures, sounds and sequences, with a trained model",
     "report": "make a page of runs: curves, predictions, patterns, cost, and how they compare",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
+    "sparsify": "make a dense model sparse within a budget: which layers and heads need all keys",
     "export": "write a model for programs without Asterism: a stock model of transformers, or a graph",
     "bench": "time attention over patterns, compared with dense attention and other libraries",
     "promises": "check the promises of models, ours and Hugging Face's: padding, causality, caches, memory",

@@ -1,0 +1,50 @@
+"""Budgets: how much of dense attention may be left, in keys that are read, in what a cache keeps, or in FLOPs."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from asterism.errors import ConfigurationError, nearest, shown
+
+Kind = Literal["keys", "cache", "flops"]
+
+MEANING: dict[Kind, str] = {
+    "keys": "keys that a query reads",
+    "cache": "tokens that a cache keeps",
+    "flops": "pairs of the tiles computed",
+}
+"""What a budget counts: the mean over all layers and heads, after a text of the length that is measured."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most `amount` of a kind: a number (512 keys, 300 tokens), or with `is_share` a share of dense attention."""
+
+    kind: Kind
+    amount: float
+    is_share: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.amount:.6g}" if not self.is_share else f"{self.kind}={self.amount * 100:.6g}%"
+
+
+def parse_budget(text: str) -> Budget:
+    """The budget that a text such as "keys=512", "cache=40%" or "flops=25%" names. Raises ConfigurationError.
+
+    >>> parse_budget("cache=40%")
+    Budget(kind='cache', amount=0.4, is_share=True)
+    """
+    name, equals, value = text.strip().partition("=")
+    kinds = get_args(Kind)
+    if name not in kinds or not equals:
+        hint = nearest(name, kinds) if equals else ""
+        raise ConfigurationError(
+            "unknown-budget", f"budget: write keys=512, keys=25%, cache=40% or flops=25%, got {shown(text)}.{hint}"
+        )
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", value.strip().replace("_", ""))
+    amount = float(found[1]) / (100 if found[2] else 1) if found else math.nan
+    if not (found and 0 < amount < math.inf) or (found[2] and amount >= 1) or (name == "flops" and not found[2]):
+        what = "a share between 0% and 100%" if name == "flops" else "a number, or a share between 0% and 100%"
+        raise ConfigurationError("bad-budget", f"budget: {name} takes {what}, got {shown(value)}")
+    return Budget(name, amount, bool(found[2]))  # type: ignore[arg-type]

@@ -1,0 +1,184 @@
+"""The schedule that the price list asks for under a budget, and exchanges that could make it better."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from asterism.sparsify.budget import Kind
+from asterism.sparsify.grid import Choice, Grid
+from asterism.sparsify.losses import Losses
+from asterism.sparsify.prices import Prices
+
+_TOGETHER = 8
+"""Exchanges that are measured before the best of them are made."""
+
+
+def cheapest(prices: Prices, grid: Grid, kind: Kind, limit: float) -> Choice:
+    """The choice whose price is least within a cost: from the last levels up, by what is saved for each unit of cost.
+
+    Steps go along the lower convex hull of a head's levels, as in the knapsack problem with classes; a step that does
+    not fit any more is left out, and smaller ones are tried.
+    """
+    chosen = [list(levels) for levels in grid.least]
+    spent = grid.total(grid.least, kind)
+    steps = [
+        step
+        for layer in grid.layers
+        for head in range(grid.key_heads[layer])
+        for step in _steps(prices, grid, kind, layer, head)
+    ]
+    for step in sorted(steps, key=lambda one: (-one.rate, one.layer, one.head, -one.level)):
+        if chosen[step.layer][step.head] == step.before and spent + step.cost <= limit:
+            chosen[step.layer][step.head] = step.level
+            spent += step.cost
+    return tuple(map(tuple, chosen))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A head, brought up from one level to another: at what cost, and what it saves for each unit of that."""
+
+    layer: int
+    head: int
+    before: int
+    level: int
+    cost: float
+    rate: float
+
+
+def _steps(prices: Prices, grid: Grid, kind: Kind, layer: int, head: int) -> Iterator[_Step]:
+    price = prices.levels[layer][head]
+    cost = [grid.cost(layer, level, kind) for level in range(len(price))]
+    at = len(price) - 1
+    while at:
+        better = [
+            (max(0.0, (price[at] - price[level]) / (cost[level] - cost[at])), level)
+            for level in range(at)
+            if cost[level] > cost[at]
+        ]
+        if not better:
+            return
+        rate, level = max(better)
+        yield _Step(layer, head, at, level, cost[level] - cost[at], rate)
+        at = level
+
+
+def refined(
+    losses: Losses,
+    grid: Grid,
+    prices: Prices,
+    choice: Choice,
+    bounds: tuple[Kind, float, int],
+    pieces: Sequence[str],
+    tell: Callable[[str], None],
+) -> tuple[Choice, float]:
+    """The choice after exchanges that lower its measured loss, and that loss in nats per token.
+
+    bounds  the kind of cost, how much of it there may be, and how many exchanges may be tried
+
+    A few exchanges are measured at a time, those first whose prices promise most. Of those that help, the best is made,
+    and all of them together where that is better still. It ends when a round brings nothing.
+    """
+    kind, limit, trials = bounds
+    best = losses.mean(grid.patterns(choice), pieces)
+    tried = {choice}
+    while trials > 0:
+        round_ = _varied(_exchanges(grid, prices, choice, kind, limit), choice, tried, min(_TOGETHER, trials))
+        if not round_:
+            break
+        trials -= len(round_)
+        tried.update(round_)
+        base = grid.patterns(choice)
+        found = losses.means(
+            base, [grid.patterns(one) for one in round_], pieces, lambda text: tell(f"exchanges: {text}")
+        )
+        better = sorted((nats, one) for nats, one in zip(found, round_, strict=True) if nats < best)
+        if not better:
+            continue
+        nats, chosen = better[0]
+        for size in range(len(better), 1, -1):
+            joined = _joined(choice, [one for _, one in better[:size]])
+            if grid.total(joined, kind) <= limit and joined not in tried:
+                tried.add(joined)
+                together = losses.mean(grid.patterns(joined), pieces)
+                if together < nats:
+                    nats, chosen = together, joined
+                break
+        tell(f"exchanges: {best:.4f} -> {nats:.4f} nats")
+        choice, best = chosen, nats
+    return choice, best
+
+
+def _exchanges(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> list[Choice]:
+    """Choices within the limit, the most promising first: a head goes up and another down, or two layers trade."""
+    spent = grid.total(choice, kind)
+    heads = [(layer, head) for layer in grid.layers for head in range(grid.key_heads[layer])]
+    moves = [
+        (
+            prices.levels[layer][head][level] - prices.levels[layer][head][choice[layer][head]],
+            grid.cost(layer, level, kind) - grid.cost(layer, choice[layer][head], kind),
+            (layer, head, level),
+        )
+        for layer, head in heads
+        for level in range(len(grid.ladders[layer]))
+        if level != choice[layer][head]
+    ]
+    up, down = [one for one in moves if one[1] > 0], [one for one in moves if one[1] < 0]
+    found = [(gain, _moved(choice, at)) for gain, cost, at in up if spent + cost <= limit]
+    for gain, cost, at in up:
+        fitting = [one for one in down if one[2][:2] != at[:2] and spent + cost + one[1] <= limit]
+        found += [(gain + loss, _moved(_moved(choice, at), other)) for loss, _, other in sorted(fitting)[:3]]
+    found += _trades(grid, prices, choice, kind, limit)
+    return [one for _, one in sorted(found)]
+
+
+def _trades(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> Iterator[tuple[float, Choice]]:
+    """Two layers of equal levels and heads that change places."""
+    before = prices.rise(choice)
+    for one in grid.layers:
+        for other in range(one + 1, len(choice)):
+            alike = grid.key_heads[one] == grid.key_heads[other] and grid.ladders[one] == grid.ladders[other]
+            if not alike or choice[one] == choice[other]:
+                continue
+            changed = list(choice)
+            changed[one], changed[other] = choice[other], choice[one]
+            made = tuple(changed)
+            if grid.total(made, kind) <= limit:
+                yield prices.rise(made) - before, made
+
+
+def _moved(choice: Choice, at: tuple[int, int, int]) -> Choice:
+    layer, head, level = at
+    levels = (*choice[layer][:head], level, *choice[layer][head + 1 :])
+    return (*choice[:layer], levels, *choice[layer + 1 :])
+
+
+def _varied(found: Sequence[Choice], choice: Choice, tried: set[Choice], count: int) -> list[Choice]:
+    """The first `count` that were not tried and change nothing that an earlier one of them changes."""
+    taken: list[Choice] = []
+    touched: set[tuple[int, int]] = set()
+    for one in found:
+        changed = _changed(choice, one)
+        if one not in tried and not changed & touched:
+            taken.append(one)
+            touched |= changed
+        if len(taken) == count:
+            break
+    return taken
+
+
+def _changed(one: Choice, other: Choice) -> set[tuple[int, int]]:
+    return {
+        (layer, head)
+        for layer, (a, b) in enumerate(zip(one, other, strict=True))
+        for head in range(len(a))
+        if a[head] != b[head]
+    }
+
+
+def _joined(choice: Choice, others: Sequence[Choice]) -> Choice:
+    """All changes together; none of them touches what another one does."""
+    levels = [list(of_layer) for of_layer in choice]
+    for one in others:
+        for layer, head in _changed(choice, one):
+            levels[layer][head] = one[layer][head]
+    return tuple(map(tuple, levels))

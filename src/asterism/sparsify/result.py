@@ -1,0 +1,114 @@
+"""What came of it: schedules compared, the price list, and the model's new schedule, as values and as text."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from asterism.sparsify.grid import Choice, Grid
+from asterism.sparsify.losses import Schedule
+from asterism.sparsify.prices import Prices
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A schedule, measured.
+
+    cost             mean keys of a query, or tokens of a cache
+    share            of what the model needs as it is
+    nats, held_out   nats per token on the texts that were chosen by, and on others
+    """
+
+    name: str
+    schedule: Schedule
+    cost: float
+    share: float
+    nats: float
+    held_out: float
+
+
+@dataclass(frozen=True)
+class Sparsified:
+    """The result of `sparsify`. `predicted`: nats per token that the price list promised for its own schedule."""
+
+    model: str
+    budget: str
+    grid: Grid
+    choice: Choice
+    prices: Prices
+    predicted: float
+    rows: tuple[Measured, ...]
+    seconds: float
+
+    @property
+    def schedule(self) -> str:
+        """The schedule as text, which `use_pattern` and `--pattern` take."""
+        texts = self.grid.patterns(self.choice)
+        return texts[0] if len(set(texts)) == 1 else f"interleave({', '.join(texts)})"
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "model": self.model,
+            "budget": self.budget,
+            "length": self.grid.length,
+            "schedule": self.schedule,
+            "levels": [[str(level) for level in ladder] for ladder in self.grid.ladders],
+            "choice": [list(levels) for levels in self.choice],
+            "prices": asdict(self.prices),
+            "predicted": self.predicted,
+            "rows": [{key: value for key, value in asdict(row).items() if key != "schedule"} for row in self.rows],
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*self._compared(), "", *self._listed()])
+
+    def _compared(self) -> list[str]:
+        cells = [("schedule", "keys", "share", "chosen by", "held out", "rise")]
+        dense = self.rows[0]
+        for row in self.rows:
+            figures = f"{row.cost:,.0f}", f"{row.share:.1%}", f"{row.nats:.4f}", f"{row.held_out:.4f}"
+            cells.append((row.name, *figures, f"{row.held_out - dense.held_out:+.4f}"))
+        named = {row.name: row for row in self.rows}
+        measured = named["price list"].nats
+        return [
+            f"{self.model}, {self.budget}, nats per token of the second half of {self.grid.length:,} tokens",
+            "",
+            *_table(cells),
+            "",
+            f"The price list promised {self.predicted - dense.nats:+.4f} nats for its schedule; measured"
+            f" {measured - dense.nats:+.4f}.",
+        ]
+
+    def _listed(self) -> list[str]:
+        """The layers, dearest first: what they cost, and which pattern they got."""
+        prices, grid = self.prices, self.grid
+        cells = [("layer", "price", "first", "last", "key heads alone", "chosen")]
+        for layer in sorted(grid.layers, key=lambda one: -prices.of_layer(one)):
+            patterns = [str(grid.ladders[layer][level]) for level in self.choice[layer]]
+            cells.append(
+                (
+                    str(layer),
+                    f"{prices.of_layer(layer):+.4f}",
+                    f"{prices.first[layer]:+.4f}",
+                    f"{prices.last[layer]:+.4f}",
+                    " ".join(f"{one:+.4f}" for one in prices.alone[layer]),
+                    patterns[0] if len(set(patterns)) == 1 else ", ".join(patterns),
+                )
+            )
+        return [
+            "Prices in nats per token: each layer at its last level, as the first to go and as the last",
+            *_table(cells),
+        ]
+
+
+def _table(cells: list[tuple[str, ...]]) -> list[str]:
+    """Columns of text: the first and the last two lean left where they hold words."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_number = [column[1].lstrip("+-")[:1].isdigit() for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if number else f"{cell:<{width}}"
+            for cell, width, number in zip(row, widths, is_number, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
