@@ -5,11 +5,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 from selected_oracle import Case, attention, choose, pairs
 from torch import Tensor
 
 from asterism import AsterismError, Choice, attend, decode, select
 from asterism.errors import PatternError
+from asterism.patterns import parse
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -34,7 +36,9 @@ BOTH_SIDES = """
 ({S} | window(4)) & blocks(64)
 {S} & blocks(40, left=1) | {S} & stride(2)
 """.strip().splitlines()
-SCORES = ("mean", "max", "minmax")
+EACH = ("mean", "max", "minmax")
+"""Scores of a query by itself."""
+SCORES = (*EACH, "antidiagonal")
 KINDS = ("reference", "eager", "cpu")
 CHOSEN = "selected(16, 2) & causal()"
 
@@ -63,14 +67,18 @@ def draw_case(rng: np.random.Generator) -> tuple[Case, bool]:
     n_queries = one_of(n_keys, n_keys, 1, int(rng.integers(1, n_keys + 1)))
     width, value_width = (int(number) for number in rng.integers(4, 25, 2))
     score, query_block = one_of(*SCORES, "given"), one_of(1, 16, 24)
-    whole = one_of(True, False) and (score == "given" or score != "mean" and query_block == 1)
+    query_block = 16 if score == "antidiagonal" and query_block == 1 else query_block
+    mass = one_of(None, None, 0.3, 0.7, 0.95)
+    exact = score == "given" or score in ("max", "minmax") and query_block == 1
+    whole = one_of(True, False) and exact and mass is None
     case = Case(
         rule=one_of(*one_of(CAUSAL, BOTH_SIDES)),
         q=numbers(batch, key_heads * group, n_queries, width),
         k=numbers(batch, key_heads, n_keys, width),
         v=torch.from_numpy(rng.standard_normal((batch, key_heads, n_keys, value_width))),
         block=one_of(16, 16, 32),
-        topk=one_of(1, 2, 3, 3, 4, 6),
+        topk=None if mass else one_of(1, 2, 3, 3, 4, 6),
+        mass=mass,
         score=score,
         query_block=query_block,
         first=int(rng.integers(0, 3)),
@@ -205,7 +213,50 @@ def test_msa_as_in_its_paper(n, block, topk):
     check_paper(scores, block, topk, pattern, select(index_q, index_k, pattern), q, k[:, :2], v[:, :2])
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("mass", (0.5, 0.9))
+def test_xattention(mass):
+    """Strided slices of queries, backwards, and of keys, side by side; a softmax over groups; sums by block; the fewest
+    blocks that hold the share (arXiv 2503.16428, section 3 and its code)."""
+    size, stride, length, width = 32, 8, 256, 16
+    q, k = 2 * tensors(1, 2, length, width, count=2)
+    keys = torch.cat([k[:, :, at::stride] for at in range(stride)], dim=-1)
+    queries = torch.cat([q[:, :, stride - 1 - at :: stride] for at in range(stride)], dim=-1)
+    logits = queries @ keys.transpose(2, 3) / (stride * width**0.5)
+    block = torch.arange(length // stride) // (size // stride)
+    weights = logits.masked_fill(block >= block[:, None], -torch.inf).softmax(dim=-1).nan_to_num(nan=0.0)
+    held = weights.unflatten(3, (-1, size // stride)).sum(4).unflatten(2, (-1, size // stride)).sum(3)
+    choice = select(
+        q, k, f"selected({size}, mass={mass}, score='antidiagonal', query_block={size}, first=0) & causal()"
+    )
+    for head, row in np.ndindex(2, length // size):
+        wanted, total, told = mass * float(held[0, head, row].sum()), 0.0, [row]
+        for j in held[0, head, row, :row].sort(descending=True, stable=True).indices.tolist():
+            if total >= wanted:
+                break
+            told, total = [*told, j], total + float(held[0, head, row, j])
+        assert blocks_of(choice)[0][head][row] == sorted(told)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ("16", "selected-budget"),
+        ("16, 3, mass=0.5", "selected-budget"),
+        ("16, mass=0.0", "selected-mass"),
+        ("16, mass=1.0", "selected-mass"),
+        ("16, mass=1", "selected-mass"),
+        ("16, mass=-0.5", "selected-mass"),
+        ("16, mass='0.5'", "selected-mass"),
+        ("16, 3, 'antidiagonal'", "selected-antidiagonal"),
+        ("16, 3, 'antidiagonal', query_block=12", "selected-antidiagonal"),
+    ],
+)
+def test_budgets_that_say_nothing(wanted, code):
+    with refusing(PatternError, code):
+        parse(f"selected({wanted})")
+
+
+@pytest.mark.parametrize("score", EACH)
 def test_short_rows_are_causal_attention(score):
     qkv = tensors(2, 2, 90, 8)
     for kind in ("reference", "eager"):
@@ -214,11 +265,11 @@ def test_short_rows_are_causal_attention(score):
         assert_near(found, differentiated(partial(attending, pattern="causal()"), *qkv), 1e-12, kind)
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("wanted", ("first=0", "first=2, local=2", "first=0, local=0"))
+@pytest.mark.parametrize("score", EACH)
+@pytest.mark.parametrize("wanted", ("3, first=0", "3, first=2, local=2", "3, first=0, local=0", "mass=0.6"))
 def test_one_query_at_a_time_is_the_whole(score, wanted):
     q, k, v = tensors(1, 2, 100, 8)
-    pattern = f"(selected(16, 3, '{score}', {wanted}) | window(2)) & causal()"
+    pattern = f"(selected(16, {wanted}, score='{score}') | window(2)) & causal()"
     chosen = blocks_of(select(q, k, pattern))[0]
     out = attend(q, k, v, pattern, implementation="eager")
     for i in range(100):
@@ -230,7 +281,7 @@ def test_one_query_at_a_time_is_the_whole(score, wanted):
         torch.testing.assert_close(found, out[:, :, i : i + 1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", EACH)
 def test_later_tokens_change_nothing_before_them(score):
     qkv, later = tensors(1, 2, 120, 8), 9 * tensors(1, 2, 120, 8, seed=1)
     pattern = f"(selected(16, 3, '{score}') | stride(9)) & causal()"
@@ -245,7 +296,7 @@ def test_later_tokens_change_nothing_before_them(score):
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("score", (*SCORES, "given"))
+@pytest.mark.parametrize("score", (*EACH, "given"))
 def test_of_equal_scores_the_lower_block_is_chosen(score, dtype):
     q, k = tensors(1, 1, 100, 8, count=2).round().to(dtype)
     k = k[:, :, :1].expand(-1, -1, 100, -1)
@@ -254,7 +305,7 @@ def test_of_equal_scores_the_lower_block_is_chosen(score, dtype):
     assert blocks_of(choice)[0][0] == [sorted({0, min(1, i // 16), i // 16}) for i in range(100)]
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", EACH)
 @pytest.mark.parametrize("query_block", (1, 24))
 def test_nan_in_masked_keys_changes_nothing(score, query_block):
     key_mask = torch.rand(2, 100, generator=torch.Generator().manual_seed(2)) < 0.6

@@ -26,7 +26,7 @@ class Case:
     k: Tensor
     v: Tensor
     block: int = 16
-    topk: int = 2
+    topk: int | None = 2
     score: str = "mean"
     query_block: int = 1
     first: int = 1
@@ -35,11 +35,13 @@ class Case:
     query_offset: int | None = None
     scores: Tensor | None = None
     scale: float | None = None
+    mass: float | None = None
 
     @property
     def text(self) -> str:
         numbers = f"query_block={self.query_block}, first={self.first}, local={self.local}"
-        return self.rule.replace("{S}", f"selected({self.block}, {self.topk}, score='{self.score}', {numbers})")
+        budget = f"topk={self.topk}" if self.mass is None else f"mass={self.mass}"
+        return self.rule.replace("{S}", f"selected({self.block}, {budget}, score='{self.score}', {numbers})")
 
     @cached_property
     def offset(self) -> int:
@@ -107,6 +109,48 @@ class Case:
         return float(sum(score(q) for q in self.q[batch, head * group : (head + 1) * group, query].numpy()))
 
 
+def antidiagonals(case: Case, batch: int, head: int, row: int) -> dict[int, float]:
+    """What the groups of 8 queries of a row give to blocks: a softmax over groups of 8 keys, whose products are means
+    of 8 pairs, the first key with the last query."""
+    group, width = case.q.shape[1] // case.k.shape[1], case.q.shape[3]
+    found: dict[int, float] = {}
+    places = sorted({(case.offset + i) // 8 for i in case.groups[row]})
+    for place in places:
+        members = [i for i in case.groups[row] if (case.offset + i) // 8 == place]
+        open_ = [j for j in range(len(case.blocks)) if all(case.candidate(batch, i, j) for i in members)]
+        pieces = [
+            (j, keys)
+            for j in open_
+            for keys in np.split(case.blocks[j], range(8, len(case.blocks[j]), 8))
+            if case.kept[batch, keys].any()
+        ]
+        for member in range(head * group, (head + 1) * group):
+            logits = []
+            for _, keys in pieces:
+                total = 0.0
+                for at, key in enumerate(keys):
+                    query = place * 8 + 7 - at - case.offset
+                    if query in members and case.kept[batch, key]:
+                        total += float(case.q[batch, member, query] @ case.k[batch, head, key])
+                logits.append(total / 8 / math.sqrt(width))
+            weights = np.exp(np.array(logits) - max(logits, default=0.0))
+            for (j, _), weight in zip(pieces, weights / weights.sum() if len(weights) else weights, strict=True):
+                found[j] = found.get(j, 0.0) + float(weight) / group
+    return found
+
+
+def estimated(case: Case, found: dict[int, float]) -> dict[int, float]:
+    """The shares of the attention that scores promise."""
+    if case.score in ("antidiagonal", "given"):
+        held = {j: max(0.0, score) for j, score in found.items()}
+    else:
+        group, width = case.q.shape[1] // case.k.shape[1], case.q.shape[3]
+        top = max(found.values(), default=0.0)
+        held = {j: math.exp((score - top) / math.sqrt(width) / group) for j, score in found.items()}
+    whole = sum(held.values())
+    return {j: one / whole if whole else 0.0 for j, one in held.items()}
+
+
 @dataclass(frozen=True)
 class Told:
     """The blocks of one row of the choice. `close`: rounding may decide otherwise; `tied`: equal scores met there."""
@@ -120,16 +164,29 @@ def choose(case: Case, batch: int, head: int, row: int) -> Told:
     members, numbers = case.groups[row], range(len(case.blocks))
     forced = [j for j in numbers if any(case.forced(i, j) for i in members)]
     found = {}
+    given = antidiagonals(case, batch, head, row) if case.score == "antidiagonal" else {}
     for j in numbers:
         asking = [i for i in members if case.candidate(batch, i, j)]
         if j in forced or not asking:
             continue
-        if case.scores is not None:
+        if case.score == "antidiagonal":
+            found[j] = given.get(j, 0.0)
+        elif case.scores is not None:
             found[j] = float(case.scores[batch, head, row, j])
         else:
             found[j] = sum(case.score_of(batch, head, i, j) for i in asking) / len(asking)
-    count = max(0, case.topk - len(forced))
     order = sorted(found, key=lambda j: (-found[j], j))
+    if case.topk is not None:
+        count = max(0, case.topk - len(forced))
+    else:
+        held, before, count, near = estimated(case, found), 0.0, 0, False
+        for j in order:
+            near = near or abs(before - case.mass) < CLOSE
+            if before >= case.mass:
+                break
+            before, count = before + held[j], count + 1
+        gaps = [found[a] - found[b] for a, b in zip(order, order[1:], strict=False)]
+        return Told(sorted(forced + order[:count]), near or any(gap < CLOSE for gap in gaps[:count]), False)
     gap = found[order[count - 1]] - found[order[count]] if 0 < count < len(order) else math.inf
     return Told(sorted(forced + order[:count]), gap < CLOSE, gap == 0)
 

@@ -59,7 +59,9 @@ def pairs_read(pattern: Pattern, n_queries: int, n_keys: int, query_offset: int)
     hold pairs that it reads in any case."""
     bounds, blocks = bounds_of(pattern), choosable_blocks(pattern, n_queries, n_keys, query_offset)
     always = compile_in_order(bounds.always, n_queries, n_keys, query_offset, tile_of(bounds.chosen.block))
-    chosen = np.minimum(np.maximum(bounds.chosen.topk - blocks.must.counts(), 0), blocks.may.counts())
+    chosen = blocks.may.counts()
+    if bounds.chosen.topk is not None:  # a share of the attention may take all of them
+        chosen = np.minimum(np.maximum(bounds.chosen.topk - blocks.must.counts(), 0), chosen)
     return always.pairs + int(chosen.sum()) * bounds.chosen.block
 
 

@@ -12,8 +12,11 @@ from asterism.errors import PatternError, nearest, shown
 from asterism.patterns.pattern import Combination, Named, Pattern, check_integer
 from asterism.patterns.primitives import Dense, blocks, dense, global_keys
 
-SCORES = ("mean", "max", "minmax", "given")
+SCORES = ("mean", "max", "minmax", "antidiagonal", "given")
 """How blocks are scored."""
+
+STRIDE = 8
+"""Of the antidiagonals whose sums score a block: tokens that are taken together."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,11 +25,12 @@ class Selected(Dense):
 
     keyword: ClassVar[str] = "selected"
     block: int
-    topk: int
+    topk: int | None = None
     score: str = "mean"
     query_block: int = 1
     first: int = 1
     local: int = 1
+    mass: float | None = None
 
     def _depends_on_content(self) -> bool:
         return True
@@ -47,7 +51,13 @@ class Selected(Dense):
 
 
 def selected(
-    block: int, topk: int, score: str = "mean", query_block: int = 1, first: int = 1, local: int = 1
+    block: int,
+    topk: int | None = None,
+    score: str = "mean",
+    query_block: int = 1,
+    first: int = 1,
+    local: int = 1,
+    mass: float | None = None,
 ) -> Pattern:
     """Let each query read `topk` blocks of `block` keys, chosen by content, as far as the rest of the pattern lets it.
 
@@ -60,11 +70,18 @@ def selected(
     mean    q . mean of the block's keys (MoBA, arXiv 2502.13189)
     max     the greatest q . k of the block (MiniMax Sparse Attention, arXiv 2606.13392)
     minmax  the sum over features of max(q * least, q * greatest of the block) (Quest, arXiv 2406.10774)
+    antidiagonal  the attention of groups of 8 queries to groups of 8 keys, of which one runs backwards (XAttention,
+            arXiv 2503.16428); `query_block` is a multiple of 8
     given   what the caller of `asterism.select` gives
+
+    With `mass`, 0 < mass < 1, in the place of `topk`, a query chooses as few blocks as hold that share of its attention
+    to all that it may choose, as scores estimate it: the softmax of score * D**-0.5, the mean of a group's heads; of
+    antidiagonals and of given scores, which are shares already, their part of the sum. Forced blocks come on top.
 
     `query_block` queries share a choice, by the mean of their scores. It stands once in a pattern, under | and & with
     others: `window(left=255) | selected(block=64, topk=16) & causal()`. Raises PatternError for a block that is no
-    multiple of 16, for topk and query_block below 1, negative `first` and `local`, and an unknown score.
+    multiple of 16, for topk and query_block below 1, for both or neither of topk and mass, negative `first` and
+    `local`, and an unknown score.
     """
     block = check_integer("selected", "block", block, 16)
     if block % 16:
@@ -74,13 +91,27 @@ def selected(
         raise PatternError(
             "selected-score", f"selected: score must be one of {', '.join(SCORES)}, got {shown(score)}.{near}"
         )
+    query_block = check_integer("selected", "query_block", query_block, 1)
+    if score == "antidiagonal" and query_block % STRIDE:
+        raise PatternError(
+            "selected-antidiagonal",
+            f'selected: score="antidiagonal" takes {STRIDE} queries together, so query_block is a multiple of {STRIDE},'
+            f" got {query_block}",
+        )
+    if (topk is None) == (mass is None):
+        raise PatternError(
+            "selected-budget", f"selected: give one of topk and mass, got topk={shown(topk)} and mass={shown(mass)}"
+        )
+    if mass is not None and not (type(mass) is float and 0 < mass < 1):
+        raise PatternError("selected-mass", f"selected: mass must be a number between 0 and 1, got {shown(mass)}")
     return Selected(
         block,
-        check_integer("selected", "topk", topk, 1),
+        None if topk is None else check_integer("selected", "topk", topk, 1),
         score,
-        check_integer("selected", "query_block", query_block, 1),
+        query_block,
         check_integer("selected", "first", first, 0, _MOST_FIRST),
         check_integer("selected", "local", local, 0),
+        mass,
     )
 
 

@@ -5,7 +5,7 @@
     pattern    calls of the vocabulary, joined by | & ~
 
 Python's own grammar reads the text into a syntax tree, and a closed vocabulary interprets it: calls of known names,
-the operators | & ~, whole numbers, True, False, None, strings, tuples and lists. Nothing is ever evaluated.
+the operators | & ~, numbers, True, False, None, strings, tuples and lists. Nothing is ever evaluated.
 """
 
 import ast
@@ -249,9 +249,9 @@ def _interpret(tree: ast.expr, text: str) -> object:
 
 def _value(tree: ast.expr, text: str) -> object:
     match tree:
-        case ast.Constant(value=bool() | int() | str() | None as literal):
+        case ast.Constant(value=bool() | int() | float() | str() | None as literal):
             return literal
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as literal)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as literal)):
             return -literal
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return tuple(_value(item, text) for item in items)

@@ -8,7 +8,7 @@ from torch import Tensor
 from asterism.compiler.blocks import ChoosableBlocks, choosable_blocks
 from asterism.memo import cached_property
 from asterism.patterns import Pattern
-from asterism.patterns.selected import Selected, bounds_of
+from asterism.patterns.selected import STRIDE, Selected, bounds_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +131,33 @@ class Scorer:
             best = products.masked_fill(~self.real[:, :, None], -torch.inf).amax(dim=-1)
             total += best.masked_fill(best == -torch.inf, 0)  # of blocks without a key, which nobody chooses
         return total
+
+    def of_antidiagonals(self, begin: int, past: int, may: Tensor) -> Tensor:
+        """Of the shares of the queries [begin, past): the attention of their groups of queries to blocks, in all 1 for
+        each group; [B, Hkv, shares, blocks], float32 or float64.
+
+        may  bool [queries, blocks]: what a query may choose; a group, what all of its queries may
+
+        A group's product is the mean of q_(7 - i) . k_i over its members, so that each key meets one query of each
+        group and each query one key.
+        """
+        lead = (self.asked.offset + begin) % STRIDE
+        fill = lead, -(lead + past - begin) % STRIDE
+        q = torch.nn.functional.pad(self._grouped(begin, past), (0, 0, *fill)).unflatten(3, (-1, STRIDE))
+        tokens = torch.nn.functional.pad(self.tokens, (0, 0, 0, -self.asked.filled % STRIDE))
+        real = torch.nn.functional.pad(self.real, (0, -self.asked.filled % STRIDE)).unflatten(-1, (-1, STRIDE)).any(-1)
+        keys = tokens.unflatten(3, (-1, STRIDE)).flatten(4).flatten(2, 3)  # [B, Hkv, groups of keys, 8 * D]
+        logits = q.flip(4).flatten(4) @ keys[:, :, None].transpose(-1, -2)
+        logits = (logits / (STRIDE * self.asked.q.shape[3] ** 0.5)).unflatten(-1, (self.asked.n_blocks, -1))
+        may = torch.nn.functional.pad(may, (0, 0, *fill), value=True).unflatten(0, (-1, STRIDE)).all(dim=1)
+        logits = logits.masked_fill(~(may[..., None] & real[:, :, None, None]), -torch.inf)
+        held = logits.flatten(-2).softmax(dim=-1).nan_to_num(nan=0.0).unflatten(-1, (self.asked.n_blocks, -1))
+        held = held.sum(dim=-1).mean(dim=2)  # [B, Hkv, groups of queries, blocks]
+        first = self.asked.offset + begin - lead
+        share = torch.arange(held.shape[2], device=held.device) * STRIDE + first
+        share = share // self.asked.chosen.query_block - first // self.asked.chosen.query_block
+        total = held.new_zeros((*held.shape[:2], int(share[-1]) + 1, self.asked.n_blocks))
+        return total.index_add_(2, share, held)
 
     def _grouped(self, begin: int, past: int) -> Tensor:
         """[B, Hkv, G, queries, D], wide."""

@@ -20,12 +20,14 @@ _LANES = 16
 def takes(asked: Asked) -> bool:
     """Whether the kernel chooses for these: what it chooses is what `select` says, but for how scores are rounded."""
     is_product = asked.chosen.query_block == 1 and asked.chosen.score in ("mean", "minmax")
+    is_product = is_product and asked.chosen.topk is not None
     return is_product and asked.q.is_cpu and asked.wide == torch.float32 and is_available()
 
 
 def choose(asked: Asked) -> Choice:
     """The choice of operands q [B, H, Nq, D] and k [B, Hkv, Nk, D], float32 or narrower."""
     scorer, blocks, chosen = Scorer(asked), asked.blocks, asked.chosen
+    assert chosen.topk is not None, "see `takes`"
     batch, heads, n_queries = asked.k.shape[0], asked.k.shape[1], asked.q.shape[2]
     must = blocks.must.counts()
     left = np.minimum(np.maximum(chosen.topk - must, 0), blocks.may.counts())

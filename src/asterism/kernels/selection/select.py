@@ -97,7 +97,9 @@ def _select(asked: Asked, scores: Tensor | None) -> Choice:
     keys = None if scores is not None else Scorer(asked)
     readable = readable_blocks(asked)
     readable = asked.q.new_ones((), dtype=torch.bool) if readable is None else readable[:, None, None]
-    per_query = batch * asked.q.shape[1] * (asked.k.shape[2] if chosen.score == "max" else asked.n_blocks)
+    per_query = (
+        batch * asked.q.shape[1] * (asked.k.shape[2] if chosen.score in ("max", "antidiagonal") else asked.n_blocks)
+    )
     step = max(1, _AT_A_TIME // max(1, per_query)) * chosen.query_block
     sets = [asked.q.new_zeros((batch, heads, 0, asked.n_blocks), dtype=torch.bool)]
     begin = 0
@@ -112,9 +114,13 @@ def _select(asked: Asked, scores: Tensor | None) -> Choice:
             assert scores is not None, "one or the other"
             found = scores[:, :, shares[begin] : shares[past - 1] + 1].to(asked.wide)
             candidates = _any_of(may, share)[None, None]
+        elif chosen.score == "antidiagonal":
+            found, candidates = keys.of_antidiagonals(begin, past, may), _any_of(may, share)
         else:
             found, candidates = _means(keys.scores(begin, past), may, share)
-        sets.append(_highest(found, candidates & readable, _any_of(must, share), chosen.topk))
+        must = _any_of(must, share)
+        candidates = (candidates & readable & ~must).expand(found.shape)
+        sets.append(must | _highest(found, candidates, must, asked))
         begin = past
     return _listed(torch.cat(sets, dim=2), chosen)
 
@@ -136,16 +142,30 @@ def _means(scores: Tensor, may: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     return sums / counts.clamp(min=1), counts > 0
 
 
-def _highest(scores: Tensor, candidates: Tensor, must: Tensor, topk: int) -> Tensor:
-    """bool [B, heads, shares, blocks]: what must be read, and of the other candidates those with the highest scores."""
-    candidates = (candidates & ~must).expand(scores.shape)
+def _highest(scores: Tensor, candidates: Tensor, must: Tensor, asked: Asked) -> Tensor:
+    """bool [B, heads, shares, blocks]: of the candidates, those with the highest scores: as many as are left beside
+    what must be read, or as few as hold the mass that is asked for."""
     least = torch.finfo(scores.dtype).min
     ranked = scores.nan_to_num(nan=least, posinf=-least, neginf=least).masked_fill(~candidates, -torch.inf)
-    order = ranked.sort(dim=-1, descending=True, stable=True).indices
-    left = (topk - must.sum(dim=-1, keepdim=True)).clamp(min=0)
-    is_high = torch.arange(scores.shape[-1], device=scores.device) < left
-    found = torch.zeros_like(candidates).scatter_(-1, order, is_high.expand(scores.shape))
-    return found & candidates | must
+    ranked, order = ranked.sort(dim=-1, descending=True, stable=True)
+    if asked.chosen.topk is not None:
+        left = (asked.chosen.topk - must.sum(dim=-1, keepdim=True)).clamp(min=0)
+        is_high = (torch.arange(scores.shape[-1], device=scores.device) < left).expand(scores.shape)
+    else:
+        assert asked.chosen.mass is not None, "one or the other"
+        held = _estimated(ranked, asked)
+        is_high = held.cumsum(dim=-1) - held < asked.chosen.mass
+    return torch.zeros_like(candidates).scatter_(-1, order, is_high) & candidates
+
+
+def _estimated(ranked: Tensor, asked: Asked) -> Tensor:
+    """The share of each block in the attention to all candidates, by scores [..., blocks], -inf for no candidate; 0 for
+    those, and everywhere where there is none."""
+    if asked.chosen.score in ("antidiagonal", "given"):
+        held = ranked.clamp(min=0)
+        return held / held.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(held.dtype).tiny)
+    group = asked.q.shape[1] // asked.k.shape[1]
+    return (ranked * (asked.q.shape[3] ** -0.5 / group)).softmax(dim=-1).nan_to_num(nan=0.0)
 
 
 def _listed(sets: Tensor, chosen: Selected) -> Choice:
