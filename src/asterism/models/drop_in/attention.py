@@ -25,8 +25,10 @@ from asterism.layers.rows.padding import (
 from asterism.layers.rows.rows import in_documents
 from asterism.memo import remembering_few
 from asterism.models.cache.layer import PatternCacheLayer
+from asterism.models.drop_in.chosen import attend_chosen
 from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns, require_native_window
+from asterism.models.drop_in.interface import CHOSEN
 from asterism.models.drop_in.native import check_asked
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.positions import in_cache, sinks_of
@@ -38,12 +40,13 @@ from asterism.patterns import parse, require_causal, window
 
 class Rule(NamedTuple):
     """A layer's pattern as text, whether the rows of a batch must follow it at their own lengths, whether their tokens
-    are a tree, and of `sinks(first, window)` the two arguments."""
+    are a tree, of `sinks(first, window)` the two arguments, and whether queries choose blocks."""
 
     text: str
     depends_on_length: bool
     has_tree: bool
     sinks: tuple[int, int] | None
+    chooses: bool
 
 
 class LayerCall(NamedTuple):
@@ -91,6 +94,10 @@ def pattern_attention(
         )
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
+    if (chosen := others.pop(CHOSEN, None)) is not None or rule.chooses:
+        rest = documents, scaling, read_terms(others, dropout)
+        mixed = attend_chosen((query, key, value), chosen, place_of(module), tokens, rest)
+        return mixed.transpose(1, 2).contiguous(), None
     if (among_read := in_cache(module, query, key, rule.sinks, tokens, documents)) is not None:
         scaling = query.shape[3] ** -0.5 if scaling is None else scaling
         query, key = among_read
@@ -135,7 +142,7 @@ def layer_rule(module: Any, tokens: LayerTokens) -> Rule:
 
 
 @torch.compiler.assume_constant_result
-def _constant_rule(*question: Any) -> tuple[str, bool, bool, tuple[int, int] | None]:
+def _constant_rule(*question: Any) -> tuple[str, bool, bool, tuple[int, int] | None, bool]:
     """As `_complete_rule`; nothing for torch.compile to look into."""
     return _complete_rule(*question)
 
@@ -143,13 +150,14 @@ def _constant_rule(*question: Any) -> tuple[str, bool, bool, tuple[int, int] | N
 @remembering_few(1024)
 def _complete_rule(
     texts: str | tuple[str, ...] | None, number: int, layers: int, causal: bool, own_window: int | None
-) -> tuple[str, bool, bool, tuple[int, int] | None]:
+) -> tuple[str, bool, bool, tuple[int, int] | None, bool]:
     pattern = read_patterns(texts, layers)[number]
     if own_window is not None:
         pattern = pattern & (window(own_window - 1) if causal else window(own_window, own_window))
     if causal:
         require_causal(pattern)
-    return pattern.text, pattern.depends_on_length, bool(trees_of(pattern)), sinks_of(pattern)
+    has_tree = bool(trees_of(pattern))
+    return pattern.text, pattern.depends_on_length, has_tree, sinks_of(pattern), pattern.chooses
 
 
 def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall) -> torch.Tensor:

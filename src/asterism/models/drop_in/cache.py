@@ -19,6 +19,7 @@ from asterism.models.cache.cache import PatternCache, new_layer
 from asterism.models.cache.layer import OUTSIDE_GRAPHS, PatternCacheLayer
 from asterism.models.cache.naming import cache_in, name_of_cache
 from asterism.models.drop_in.attention import layer_rule
+from asterism.models.drop_in.chosen import keeps_itself
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.places import counts_tokens
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
@@ -91,6 +92,8 @@ def _hand_over_cache(
     name, counts = name_of_cache(named), getattr(module, _COUNTS, False)
     cache = named.get(name)
     if module.config._attn_implementation != IMPLEMENTATION or (cache is None and not counts):
+        return None
+    if keeps_itself(module, cache):
         return None
     tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, LayerTokens)), None)
     if cache is None:

@@ -8,12 +8,14 @@ arguments; a module that changes the mask or gives others cannot follow one, and
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from asterism.memo import remembering_few
+from asterism.models.drop_in.field import IMPLEMENTATION
 
 HARMLESS = frozenset(
     (
@@ -36,7 +38,10 @@ attention weights, is refused when it is asked for."""
 TERMS = frozenset(("dropout", "position_bias", "s_aux", "sinks", "softcap"))
 """What changes the score in a way that kernels know."""
 
-KNOWN_ARGUMENTS = HARMLESS | TERMS | {"is_causal", "scaling", "sliding_window"}
+CHOSEN = "block_indices"
+"""The blocks of keys that queries chose, int32 or int64 [B, heads, N, K], -1 for none."""
+
+KNOWN_ARGUMENTS = HARMLESS | TERMS | {"is_causal", "scaling", "sliding_window", CHOSEN}
 """What a module may give its attention function beside queries, keys, values and mask."""
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
@@ -112,16 +117,38 @@ def _as_is(call: ast.Call, tree: ast.Module) -> bool:
 
 
 def _values(name: str, forward: ast.FunctionDef) -> list[ast.expr | None]:
-    """What a variable is set to; None for what is no plain assignment to it alone."""
+    """What a variable is set to; None for what is no plain assignment to it alone.
+
+    What is done for other attention functions, which the class names, is no concern of ours.
+    """
     values: list[ast.expr | None] = []
-    for node in ast.walk(forward):
+    ours = list(_done_for_us(forward))
+    for node in ours:
         match node:
             case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                 values.append(value)
-    stored = sum(
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name for node in ast.walk(forward)
-    )
+    stored = sum(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name for node in ours)
     return values + [None] * (stored - len(values))
+
+
+def _done_for_us(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree, without the bodies of `if ..._attn_implementation in ("eager", ...)`."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and _names_others(child.test):
+            for other in (child.test, *child.orelse):
+                yield from _done_for_us(other)
+        else:
+            yield from _done_for_us(child)
+
+
+def _names_others(test: ast.expr) -> bool:
+    match test:
+        case ast.Compare(
+            left=ast.Attribute(attr="_attn_implementation"), ops=[ast.In()], comparators=[ast.Tuple(elts)]
+        ):
+            return all(isinstance(one, ast.Constant) and one.value != IMPLEMENTATION for one in elts)
+    return False
 
 
 def _is_choice(value: ast.expr | None, parameters: set[str]) -> bool:

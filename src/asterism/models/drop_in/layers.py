@@ -15,7 +15,7 @@ from asterism.models.drop_in.field import INCLUDED, read_native_window, read_pat
 from asterism.models.drop_in.interface import interface_of
 from asterism.models.drop_in.named import without_weights
 from asterism.models.drop_in.native import native_locals, patterns_of
-from asterism.models.drop_in.places import ATTENDS, LocalSpan, find_attention, is_causal, opens_mask
+from asterism.models.drop_in.places import ATTENDS, LocalSpan, Own, find_attention, is_causal, opens_mask
 from asterism.patterns import Mixer, Pattern, dense, window
 
 
@@ -122,9 +122,9 @@ def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, 
     return layers, hides_future, remarks
 
 
-def _opened(own: Sequence[LocalSpan | None]) -> list[Pattern]:
+def _opened(own: Sequence[Own | None]) -> list[Pattern]:
     """The patterns of layers whose masks are opened: their windows count the query's own key on either side."""
-    return [dense() if one is None else window(one.size - 1, one.size - 1) for one in own]
+    return [window(one.size - 1, one.size - 1) if isinstance(one, LocalSpan) else dense() for one in own]
 
 
 def _found_attention(model: PreTrainedModel) -> list[Any]:

@@ -16,8 +16,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError, shown
 from asterism.models.drop_in.field import read_patterns
-from asterism.models.drop_in.places import Kind, LocalSpan, Place, find_attention, is_causal, makes_windows
+from asterism.models.drop_in.places import (
+    CHOOSES,
+    ChosenBlocks,
+    Kind,
+    LocalSpan,
+    Own,
+    Place,
+    find_attention,
+    is_causal,
+    makes_windows,
+)
 from asterism.patterns import Pattern, blocks, causal, dense, window
+from asterism.patterns.selected import selected
 from asterism.patterns.text import bind, mentions
 from asterism.patterns.tree import Tree
 
@@ -37,12 +48,12 @@ def native_patterns(model: PreTrainedModel) -> tuple[Pattern, ...]:
     return patterns_of(native_locals(model, modules), is_causal(model, modules))
 
 
-def patterns_of(own: Sequence[LocalSpan | None], hides_future: bool) -> tuple[Pattern, ...]:
+def patterns_of(own: Sequence[Own | None], hides_future: bool) -> tuple[Pattern, ...]:
     """The pattern of each layer, by what it is restricted to."""
     return tuple(_pattern(local, hides_future) for local in own)
 
 
-def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[LocalSpan | None]:
+def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[Own | None]:
     """What each layer is restricted to by itself, first to last; None for one that is not.
 
     Raises ConfigurationError for a configuration that contradicts itself.
@@ -50,7 +61,7 @@ def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[LocalS
     return configured_locals(model.config, len(modules), makes_windows(model))
 
 
-def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = True) -> list[LocalSpan | None]:
+def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = True) -> list[Own | None]:
     """What a configuration restricts each of its layers to; `windows`: whether a `sliding_window` without types counts.
 
     Raises ConfigurationError for a configuration that contradicts itself.
@@ -66,8 +77,12 @@ def configured_locals(config: PreTrainedConfig, layers: int, windows: bool = Tru
         kinds = [_kind_by_fields(part, windows) for part in parts]
     else:
         kinds = [_KINDS.get(kind) for kind in types]
-    return [
+    own: list[Own | None] = [
         None if kind is None else LocalSpan(kind, _size(part, kind)) for kind, part in zip(kinds, parts, strict=True)
+    ]
+    return [
+        _chosen(part) if kind == CHOOSES else one
+        for kind, part, one in zip(types or [None] * layers, parts, own, strict=True)
     ]
 
 
@@ -106,7 +121,7 @@ def with_native(given: str | Sequence[Pattern | str], own: Sequence[Pattern]) ->
     return [pattern.text for pattern in read_patterns(bound, layers)]
 
 
-def require_local(locals_: Sequence[LocalSpan | None], model: PreTrainedModel) -> None:
+def require_local(locals_: Sequence[Own | None], model: PreTrainedModel) -> None:
     """Raises ConfigurationError for a model that has no window and no chunks, whose own pattern changes nothing."""
     if not any(locals_):
         whole = "causal()" if is_causal(model, find_attention(model)) else "dense()"
@@ -143,6 +158,7 @@ def check_asked(place: Place, asked: int | None, hides_future: bool) -> None:
             f"layer {number} {before} the future when its pattern was made, and its mask {now} it; take"
             ' use_pattern(model, "native") again if that is meant (is_causal in the configuration)',
         )
+    local = local if isinstance(local, LocalSpan) else None
     expected = None if local is None else local.size
     if asked != expected:
         said = "no window" if local is None else f"a {local.kind} of {local.size} tokens"
@@ -155,13 +171,15 @@ def check_asked(place: Place, asked: int | None, hides_future: bool) -> None:
         )
 
 
-def _pattern(local: LocalSpan | None, hides_future: bool) -> Pattern:
+def _pattern(local: Own | None, hides_future: bool) -> Pattern:
     """
     >>> str(_pattern(LocalSpan("window", 4), True)), str(_pattern(LocalSpan("window", 4), False))
     ('window(left=3)', 'window(left=4, right=4)')
     """
     if local is None:
         return causal() if hides_future else dense()
+    if isinstance(local, ChosenBlocks):
+        return selected(local.block, local.topk, score="given", first=0, local=local.local) & causal()
     if local.kind == "chunk":
         return blocks(local.size) & causal()
     return window(local.size - 1) if hides_future else window(local.size, local.size)
@@ -178,6 +196,21 @@ def _kind_by_fields(config: PreTrainedConfig, windows: bool) -> Kind | None:
             " no layer_types to say which layer has which",
         )
     return "window" if has_window else "chunk" if chunk_size else None
+
+
+def _chosen(config: PreTrainedConfig) -> ChosenBlocks:
+    """What the queries of MiniMax-M3 choose. The blocks near a query win a place, so they must all have one."""
+    fields = ("index_block_size", "index_topk_blocks", "index_local_blocks")
+    found: list[Any] = [getattr(config, name, None) for name in fields]
+    block, topk, local = found
+    if not all(type(one) is int for one in found) or block < 16 or block % 16 or not 1 <= local <= topk:
+        said = ", ".join(f"{name} {shown(one)}" for name, one in zip(fields, found, strict=True))
+        raise ConfigurationError(
+            "native-choice",
+            "layers choose blocks of a multiple of 16 keys, and the blocks next to a query are among the chosen:"
+            f" 1 <= index_local_blocks <= index_topk_blocks; the configuration has {said}",
+        )
+    return ChosenBlocks(block, topk, local)
 
 
 def _size(config: PreTrainedConfig, kind: Kind) -> int:

@@ -26,6 +26,18 @@ class LocalSpan(NamedTuple):
     size: int
 
 
+class ChosenBlocks(NamedTuple):
+    """What a layer reads whose queries choose: `topk` blocks of `block` keys, with the `local` ones up to its own."""
+
+    block: int
+    topk: int
+    local: int
+
+
+Own = LocalSpan | ChosenBlocks
+"""What a layer does by itself beside reading all."""
+
+
 class Place(NamedTuple):
     """Which of how many layers of attention a module is, and, where its pattern is made with it, its own restriction.
 
@@ -36,7 +48,7 @@ class Place(NamedTuple):
     number: int
     layers: int
     follows: bool = False
-    local: LocalSpan | None = None
+    local: Own | None = None
     hides_future: bool = False
 
 
@@ -55,7 +67,7 @@ def place_of(module: nn.Module) -> Place:
     return place
 
 
-def set_places(modules: Sequence[nn.Module], own: Sequence[LocalSpan | None] | None, hides_future: bool) -> None:
+def set_places(modules: Sequence[nn.Module], own: Sequence[Own | None] | None, hides_future: bool) -> None:
     """Tell each module, first layer to last, where it stands, and what it is restricted to if its pattern has that."""
     for number, module in enumerate(modules):
         local = None if own is None else own[number]
@@ -140,7 +152,10 @@ _UNFIT = {
 """What in a configuration forbids a pattern, and what it means."""
 
 
-ATTENDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+CHOOSES = "minimax_m3_sparse"
+"""The type of layers that choose blocks of keys by an index branch, and say which to their attention (MiniMax-M3)."""
+
+ATTENDS = frozenset(("full_attention", "sliding_attention", "chunked_attention", CHOOSES))
 """Types of layers that attend and do nothing else among tokens."""
 
 

@@ -29,6 +29,7 @@ from asterism.models.drop_in.native import (
     check_unchanged,
     mentions_native,
     native_locals,
+    native_patterns,
     parts_of,
     patterns_of,
     require_local,
@@ -198,10 +199,18 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     """Raises PatternError for a pattern that the model cannot use, ConfigurationError for what is said of windows."""
     config = model.config
     heads = [part.num_attention_heads for part in parts_of(config, len(modules))]
-    for rule, number in zip(read_patterns(config.asterism_pattern, len(modules)), heads, strict=True):
-        rule.check_heads(number)
+    chosen = [pattern if pattern.chooses else None for pattern in native_patterns(model)]
+    for number, rule in enumerate(read_patterns(config.asterism_pattern, len(modules))):
+        rule.check_heads(heads[number])
         require_self_attention(rule, type(model).__name__)
-        require_static(rule, type(model).__name__)
+        if (at := chosen[number]) is None:
+            require_static(rule, type(model).__name__)
+        elif rule != at:
+            raise ConfigurationError(
+                "choosing-layer",
+                f"queries of layer {number} of {type(model).__name__} choose blocks by themselves, so its pattern is"
+                f" {at}, got {rule}: take use_pattern(model)",
+            )
         hides_future = is_causal(model, modules)
         check_tree_pattern(rule, model, hides_future, read_native_window(config) == "intersect")
         if hides_future:
