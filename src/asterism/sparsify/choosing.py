@@ -11,6 +11,9 @@ from asterism.sparsify.prices import Prices
 _TOGETHER = 8
 """Exchanges that are measured before the best of them are made."""
 
+Exchange = tuple[tuple[int, int, int], ...]
+"""Layer, head and new level of each head that it changes."""
+
 
 def cheapest(prices: Prices, grid: Grid, kind: Kind, limit: float) -> Choice:
     """The choice whose price is least within a cost: from the last levels up, by what is saved for each unit of cost.
@@ -76,7 +79,7 @@ def refined(
     bounds  the kind of cost, how much of it there may be, and how many exchanges may be tried
 
     A few exchanges are measured at a time, those first whose prices promise most. Of those that help, the best is made,
-    and all of them together where that is better still. It ends when a round brings nothing.
+    and all of them together where that is better still.
     """
     kind, limit, trials = bounds
     best = losses.mean(grid.patterns(choice), pieces)
@@ -108,59 +111,66 @@ def refined(
     return choice, best
 
 
-def _exchanges(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> list[Choice]:
-    """Choices within the limit, the most promising first: a head goes up and another down, or two layers trade."""
+def _exchanges(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> list[Exchange]:
+    """What fits, the most promising first: a head goes up, alone or while another goes down, or two layers trade."""
     spent = grid.total(choice, kind)
-    heads = [(layer, head) for layer in grid.layers for head in range(grid.key_heads[layer])]
     moves = [
         (
-            prices.levels[layer][head][level] - prices.levels[layer][head][choice[layer][head]],
-            grid.cost(layer, level, kind) - grid.cost(layer, choice[layer][head], kind),
+            prices.levels[layer][head][level] - prices.levels[layer][head][here],
+            grid.cost(layer, level, kind) - grid.cost(layer, here, kind),
             (layer, head, level),
         )
-        for layer, head in heads
+        for layer in grid.layers
+        for head, here in enumerate(choice[layer])
         for level in range(len(grid.ladders[layer]))
-        if level != choice[layer][head]
+        if level != here
     ]
     up, down = [one for one in moves if one[1] > 0], [one for one in moves if one[1] < 0]
-    found = [(gain, _moved(choice, at)) for gain, cost, at in up if spent + cost <= limit]
-    for gain, cost, at in up:
-        fitting = [one for one in down if one[2][:2] != at[:2] and spent + cost + one[1] <= limit]
-        found += [(gain + loss, _moved(_moved(choice, at), other)) for loss, _, other in sorted(fitting)[:3]]
+    found = [(gain, (at,)) for gain, cost, at in up if spent + cost <= limit]
+    found += [
+        (gain + loss, (at, other))
+        for gain, cost, at in up
+        for loss, saved, other in down
+        if other[:2] != at[:2] and spent + cost + saved <= limit
+    ]
     found += _trades(grid, prices, choice, kind, limit)
-    return [one for _, one in sorted(found)]
+    return [moved for _, moved in sorted(found)]
 
 
-def _trades(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> Iterator[tuple[float, Choice]]:
+def _trades(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> Iterator[tuple[float, Exchange]]:
     """Two layers of equal levels and heads that change places."""
-    before = prices.rise(choice)
+    spent = grid.total(choice, kind)
     for one in grid.layers:
         for other in range(one + 1, len(choice)):
             alike = grid.key_heads[one] == grid.key_heads[other] and grid.ladders[one] == grid.ladders[other]
             if not alike or choice[one] == choice[other]:
                 continue
-            changed = list(choice)
-            changed[one], changed[other] = choice[other], choice[one]
-            made = tuple(changed)
-            if grid.total(made, kind) <= limit:
-                yield prices.rise(made) - before, made
+            pairs = [(one, choice[one], choice[other]), (other, choice[other], choice[one])]
+            moved = [(at, *move) for at, here, there in pairs for move in enumerate(there) if move[1] != here[move[0]]]
+            levels = [prices.levels[at][head] for at, head, _ in moved]
+            gain = sum(of[level] - of[choice[at][head]] for of, (at, head, level) in zip(levels, moved, strict=True))
+            cost = sum(grid.cost(at, level, kind) - grid.cost(at, choice[at][head], kind) for at, head, level in moved)
+            if spent + cost <= limit:
+                yield gain, tuple(moved)
 
 
-def _moved(choice: Choice, at: tuple[int, int, int]) -> Choice:
-    layer, head, level = at
-    levels = (*choice[layer][:head], level, *choice[layer][head + 1 :])
-    return (*choice[:layer], levels, *choice[layer + 1 :])
+def _made(choice: Choice, moved: Exchange) -> Choice:
+    levels = [list(of_layer) for of_layer in choice]
+    for layer, head, level in moved:
+        levels[layer][head] = level
+    return tuple(map(tuple, levels))
 
 
-def _varied(found: Sequence[Choice], choice: Choice, tried: set[Choice], count: int) -> list[Choice]:
-    """The first `count` that were not tried and change nothing that an earlier one of them changes."""
+def _varied(found: Sequence[Exchange], choice: Choice, tried: set[Choice], count: int) -> list[Choice]:
+    """The first `count` that were not tried and bring up no head that an earlier one of them brings up."""
     taken: list[Choice] = []
-    touched: set[tuple[int, int]] = set()
-    for one in found:
-        changed = _changed(choice, one)
-        if one not in tried and not changed & touched:
-            taken.append(one)
-            touched |= changed
+    raised: set[tuple[int, int]] = set()
+    for moved in found:
+        up = {(layer, head) for layer, head, level in moved if level < choice[layer][head]}
+        if up & raised or (made := _made(choice, moved)) in tried:
+            continue
+        taken.append(made)
+        raised |= up
         if len(taken) == count:
             break
     return taken
@@ -176,9 +186,13 @@ def _changed(one: Choice, other: Choice) -> set[tuple[int, int]]:
 
 
 def _joined(choice: Choice, others: Sequence[Choice]) -> Choice:
-    """All changes together; none of them touches what another one does."""
+    """All changes together, but for those of a head that an earlier one has changed."""
     levels = [list(of_layer) for of_layer in choice]
+    touched: set[tuple[int, int]] = set()
     for one in others:
-        for layer, head in _changed(choice, one):
-            levels[layer][head] = one[layer][head]
+        changed = _changed(choice, one)
+        if not changed & touched:
+            touched |= changed
+            for layer, head in changed:
+                levels[layer][head] = one[layer][head]
     return tuple(map(tuple, levels))
