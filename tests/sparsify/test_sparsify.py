@@ -148,7 +148,7 @@ def drawn_prices(grid: Grid, seed: int) -> Prices:
         for ladder, heads in zip(grid.ladders, grid.key_heads, strict=True)
     )
     nothing = (0.0,) * len(levels)
-    return Prices(1.0, 2.0, nothing, nothing, tuple((0.0,) * heads for heads in grid.key_heads), levels)
+    return Prices(1.0, 2.0, nothing, nothing, tuple((0.0,) * heads for heads in grid.key_heads), 1.0, levels)
 
 
 @pytest.mark.parametrize("kind", ["keys", "cache", "flops"])
@@ -335,6 +335,15 @@ def test_stopped_anywhere_it_ends_with_the_same(folder, texts, tmp_path, monkeyp
     again = len(counted)
     choose(open_causal(folder), texts, tmp_path / "out", "keys=30%")
     assert len(counted) == len(set(counted)) > again  # another budget has only its own to measure
+
+
+def test_prices_add_up(folder, texts, tmp_path):
+    prices = choose(open_causal(folder), texts, tmp_path / "out", trials=0).prices
+    whole = sum(head[-1] for layer in prices.levels for head in layer)
+    assert whole == pytest.approx(prices.least - prices.dense, rel=1e-6) or prices.scale == 1.0
+    assert [sum(head[-1] for head in layer) for layer in prices.levels] == pytest.approx(
+        [prices.of_layer(number) for number in range(len(prices.levels))]
+    )
 
 
 def test_a_record_of_other_settings(folder, texts, tmp_path):

@@ -2,8 +2,8 @@
 
 Layers are priced by loss, as in NLL-guided layer selection (arXiv 2606.27791): one layer is set to its last level and
 the rest stays. What that costs depends on the others, so it is measured twice, as the first layer to go and as the last
-one, and the price is the mean. So the prices of all layers add up to about what all of them cost together. A layer's
-price is divided among its key heads as their own first prices are, and a head's among levels as the mass that it loses.
+one, and the price is the mean, scaled so that all layers together cost what was measured of all. A layer's price is
+divided among its key heads as their own first prices are, and a head's among levels as the mass that it loses.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ class Prices:
     dense, least  the losses of the model as it is, and with every head at its last level
     first, last   of each layer: what it costs to take it down first, and last
     alone         of each key head of each layer: what it costs to take it down first, on half of the texts
+    scale         what the means of first and last are multiplied by, so that they add up to least - dense
     levels        of each level of each key head of each layer: its price
     """
 
@@ -28,11 +29,12 @@ class Prices:
     first: tuple[float, ...]
     last: tuple[float, ...]
     alone: tuple[tuple[float, ...], ...]
+    scale: float
     levels: tuple[tuple[tuple[float, ...], ...], ...]
 
     def of_layer(self, layer: int) -> float:
         """The price of taking all heads of a layer to the last level."""
-        return (self.first[layer] + self.last[layer]) / 2
+        return self.scale * (self.first[layer] + self.last[layer]) / 2
 
     def rise(self, choice: Choice) -> float:
         """By how much the loss should rise."""
@@ -67,8 +69,12 @@ def measure_prices(
     last = tuple(lowest - nats for nats in without_one)
     each = iter(alone)
     of_heads = tuple(tuple(next(each) - before for _ in range(count)) for count in grid.key_heads)
-    levels = tuple(_divided((first[layer] + last[layer]) / 2, of_heads[layer], mass[layer]) for layer in grid.layers)
-    return Prices(dense, lowest, first, last, of_heads, levels)
+    together = sum(first) / 2 + sum(last) / 2
+    scale = (lowest - dense) / together if together > 0 and lowest > dense else 1.0
+    levels = tuple(
+        _divided(scale * (first[layer] + last[layer]) / 2, of_heads[layer], mass[layer]) for layer in grid.layers
+    )
+    return Prices(dense, lowest, first, last, of_heads, scale, levels)
 
 
 def _with(choice: Choice, layer: int, levels: tuple[int, ...]) -> Choice:
