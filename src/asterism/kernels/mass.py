@@ -1,8 +1,8 @@
 """Attention mass per block: how much of their attention the queries of a block give to the keys of a block.
 
 Two walks over the tiles of a plan, and no value is read. The first is attention itself, by the fastest implementation,
-for the log-sum-exp. The second computes the weights of a few tile rows at a time, in plain PyTorch, and adds them up by
-block. Blocks are counted in the natural order of tokens, whatever order a pass has.
+for the log-sum-exp. The second adds up the weights by block: by the CPU kernel, a tile at a time, or in plain PyTorch,
+a few tile rows at a time. Blocks are counted in the natural order of tokens, whatever order a pass has.
 """
 
 import math
@@ -19,6 +19,7 @@ from asterism.errors import KernelError, shown
 from asterism.kernels.attend import operands_of
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.choice.choice import choose
+from asterism.kernels.cpu import mass as fused
 from asterism.kernels.eager import TileWeights, weights_of_tiles
 from asterism.kernels.merging import share
 from asterism.kernels.operands import Operands
@@ -106,9 +107,11 @@ def block_mass(
     Returns `BlockMass`: the values of the blocks that the plan touches, as sums of weights, without a gradient. A query
     that may read nothing counts 0.
 
-    The time is about that of `attend(..., implementation="eager")`. Memory is that of the result, B * H values per
-    block, and of a few tile rows at a time; with `block` equal to the tile or a multiple of it, no pattern has more
-    blocks than its plan has tiles in natural order. `stride(s)` touches every block, so choose larger blocks there.
+    On a CPU, runs of 16 tokens and more that lie in one block are added up by the fused kernel, in about the time of
+    attention; all else takes about that of `attend(..., implementation="eager")`. Memory is that of the result, B * H
+    values per block, and of a few tile rows at a time; with `block` equal to the tile or a multiple of it, no pattern
+    has more blocks than its plan has tiles in natural order. `stride(s)` touches every block, so choose larger blocks
+    there.
 
     Raises KernelError as `attend` does, and inside torch.compile and torch.func; PatternError for a pattern that cannot
     be used.
@@ -147,8 +150,15 @@ def mass_of(
                 lse = lse.masked_fill(~query_mask[:, None], math.inf)
             inner = replace(operands, sinks=None).with_whole_bias()
             places = _Places(touched, columns, -(-q.shape[2] // block) * columns)
-            for tiles in weights_of_tiles(inner, lse):
-                _add(values, tiles, places, block, operands.plan.tile)
+            run = math.gcd(block, operands.plan.tile)
+            if fused.takes(inner, run) and operands.plan.derived(_has_whole_runs, block):
+                for number in range(len(operands.plan.passes)):
+                    place = places.of(*operands.plan.derived(_blocks_of_runs, number, block)).flatten()
+                    sums = fused.mass_of_tiles(inner, lse, number, run).flatten(2)
+                    values.flatten(1, 2).scatter_add_(2, place.expand_as(sums), sums)
+            else:
+                for tiles in weights_of_tiles(inner, lse):
+                    _add(values, tiles, places, block, operands.plan.tile)
     found = values[..., :-1].flatten(1, 2)
     return BlockMass(block, q.shape[2], n_keys, touched // columns, touched % columns, found)
 
@@ -240,6 +250,32 @@ def _runs(blocks: Tensor, run: int) -> tuple[Tensor, int]:
     if run > 1 and bool((runs == runs[..., :1]).all()):
         return runs[..., 0], run
     return blocks, 1
+
+
+def _has_whole_runs(plan: Plan, block: int) -> bool:
+    """Whether no run of tokens of a tile lies in two blocks, in any pass."""
+    return all(_runs_of(plan, part, block) is not None for part in plan.passes)
+
+
+def _blocks_of_runs(plan: Plan, number: int, block: int) -> tuple[Tensor, Tensor]:
+    """The blocks [entries, runs] of queries and of keys in each entry of a pass of which `_has_whole_runs` is true."""
+    found = _runs_of(plan, plan.passes[number], block)
+    assert found is not None, "its runs are whole"
+    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+
+def _runs_of(plan: Plan, part: Pass, block: int) -> tuple[Integers, Integers] | None:
+    run, (_, rows) = math.gcd(block, plan.tile), part.entries()
+    sides = []
+    for numbers, of_queries in ((rows, True), (part.columns, False)):
+        known, where = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
+        tokens, is_there = plan.places(part, known, of_queries=of_queries)
+        blocks = (tokens // block).reshape(len(known), -1, run)
+        first = np.where(is_there.reshape(blocks.shape)[..., 0], blocks[..., 0], 0)  # without tokens it adds 0
+        if ((blocks != first[..., None]) & is_there.reshape(blocks.shape)).any():
+            return None
+        sides.append(first[where].astype(np.int64))
+    return sides[0], sides[1]
 
 
 # --- the blocks of a plan -------------------------------------------------------------------------------------------

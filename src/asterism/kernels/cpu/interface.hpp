@@ -64,6 +64,11 @@ struct Chosen {  // blocks of keys that queries chose; all contiguous
   float *grad_q, *grad_k, *grad_v;  // like q, k and v: what is added to
 };
 
+struct Mass {  // the attention that runs of queries give to runs of keys, added up tile by tile
+  int64_t pass, run, entries;  // which pass; tokens of a run, which divide a tile; entries of the pass
+  float* to;                   // contiguous, [batch, heads, entries, tile / run, tile / run], from 0
+};
+
 struct Runs {  // a set of blocks for each query: runs [offsets[i], offsets[i + 1]), from bounds[0] to before bounds[1]
   const int64_t* offsets;
   const int32_t* bounds;

@@ -90,6 +90,12 @@ class Chosen(ctypes.Structure):
     ]
 
 
+class Mass(ctypes.Structure):
+    """Of which pass the mass of tiles is wanted, by runs of how many tokens, and where it goes (interface.hpp)."""
+
+    _fields_ = [*((name, ctypes.c_int64) for name in ("pass", "run", "entries")), ("to", ctypes.c_void_p)]
+
+
 class Runs(ctypes.Structure):
     """A set of blocks for each query (interface.hpp)."""
 
@@ -188,7 +194,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, Pass, Terms, Problem, Chosen, Runs, Choices, Slots, Task):
+    for structure in (Tensor, Pass, Terms, Problem, Chosen, Mass, Runs, Choices, Slots, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

@@ -100,6 +100,11 @@ extern "C" int32_t asterism_backward_chosen(const Problem* problem, const Chosen
   return run(problem->threads, [&] { backward_chosen(*problem, *chosen); });
 }
 
+// Adds weights to the sums, from lse; v and out are not looked at.
+extern "C" int32_t asterism_mass(const Problem* problem, const Mass* mass) {
+  return run(problem->threads, [&] { mass_of_tiles(*problem, *mass); });
+}
+
 // Writes indices and counts.
 extern "C" int32_t asterism_choose(const Choices* choices) {
   return run(choices->threads, [&] { choose_blocks(*choices); });

@@ -36,6 +36,8 @@ extern "C" const char* asterism_layout() {
     FIELD(Chosen, indices), FIELD(Chosen, heads), FIELD(Chosen, shares), FIELD(Chosen, width), FIELD(Chosen, block);
     FIELD(Chosen, query_block), FIELD(Chosen, delta);
     FIELD(Chosen, grad_q), FIELD(Chosen, grad_k), FIELD(Chosen, grad_v);
+    STRUCTURE(Mass);
+    FIELD(Mass, pass), FIELD(Mass, run), FIELD(Mass, entries), FIELD(Mass, to);
     STRUCTURE(Runs);
     FIELD(Runs, offsets), FIELD(Runs, bounds);
     STRUCTURE(Choices);

@@ -27,6 +27,9 @@ ASTERISM_WITHIN const char* amx_instruction_set();
 ASTERISM_WITHIN void forward_chosen(const Problem& problem, const Chosen& chosen);
 ASTERISM_WITHIN void backward_chosen(const Problem& problem, const Chosen& chosen);
 
+// How much of their attention queries give to the keys of each tile of a pass.
+ASTERISM_WITHIN void mass_of_tiles(const Problem& problem, const Mass& mass);
+
 // The blocks of keys that queries choose.
 ASTERISM_WITHIN void choose_blocks(const Choices& choices);
 
