@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import compiled_for_hopper
 import pytest
@@ -178,3 +179,26 @@ def test_spilled_registers_and_repeated_work_would_be_seen():
     load = "ttg.async_copy_global_to_local %p : tensor<64x64x!tt.ptr<bf16>, #b> -> x"
     narrow = ["LDGSTS.E.64 [R1], [R2] ;", "LDGSTS.E.BYPASS.128 [R1], [R2] ;"]
     assert compiled_for_hopper._narrow(load, narrow, 4, "bf16") == 64 * 64 * 2 - 16 * 128
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "masked"),
+    [("bf16", 64, "masked"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("fp32", 128, "plain"),))],
+)
+def test_kernels_of_chosen_blocks_compile_for_a_gpu(dtype, width, masked):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(Path(compiled_for_hopper.__file__).with_name("chosen_for_hopper.py")),
+        dtype,
+        str(width),
+        masked,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    rows = [line.split() for line in ended.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["forward_chosen", "grad_q_chosen", "grad_kv_chosen"]
+    assert all(int(row[1]) <= SHARED_MEMORY for row in rows)
+    assert all(row[2:] == (["mma"] if dtype == "bf16" else []) for row in rows)

@@ -97,17 +97,24 @@ def _choosable(pattern: Pattern, n_queries: int, n_keys: int, offset: int) -> Ch
 
 def _covers(plan: Plan, rows: Integers) -> tuple[Booleans, Booleans]:
     """Whether each query of these tile rows reads some, and all, of each tile of keys: bool [rows, tile, tiles]."""
-    n_tiles = -(-plan.n_keys // plan.tile)
-    kinds = np.full((len(rows), n_tiles), -1, np.int32)
-    for part in plan.passes:
-        begin, end = part.row_offsets[0, rows[0]], part.row_offsets[0, rows[-1] + 1]
-        row = np.repeat(rows - rows[0], np.diff(part.row_offsets[0, rows[0] : rows[-1] + 2]))
-        kinds[row, part.columns[begin:end]] = part.kinds[begin:end]
+    kinds, n_tiles = kinds_of(plan, rows), -(-plan.n_keys // plan.tile)
     ones = np.bitwise_count(plan.masks).sum(axis=2, dtype=np.int64)  # by kind - 1 and query of the tile
     table = np.concatenate([np.full((1, plan.tile), plan.tile), ones, np.zeros((1, plan.tile), np.int64)])
     width = np.minimum(plan.tile, plan.n_keys - np.arange(n_tiles) * plan.tile)
     read = np.minimum(table[kinds], width[:, None])  # kind -1 is the last row
     return (read > 0).transpose(0, 2, 1), (read == width[:, None]).transpose(0, 2, 1)
+
+
+def kinds_of(plan: Plan, rows: Integers | None = None) -> Indices:
+    """The kind of each tile of a plan in natural order, or of these consecutive tile rows: int32 [rows, key tiles], -1
+    for no pair, 0 for all, else one more than the number of its mask."""
+    rows = np.arange(-(-plan.n_queries // plan.tile)) if rows is None else rows
+    kinds = np.full((len(rows), -(-plan.n_keys // plan.tile)), -1, np.int32)
+    for part in plan.passes if len(rows) else ():
+        begin, end = part.row_offsets[0, rows[0]], part.row_offsets[0, rows[-1] + 1]
+        row = np.repeat(rows - rows[0], np.diff(part.row_offsets[0, rows[0] : rows[-1] + 2]))
+        kinds[row, part.columns[begin:end]] = part.kinds[begin:end]
+    return kinds
 
 
 def _runs(sets: Booleans) -> BlockRuns:

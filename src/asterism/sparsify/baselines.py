@@ -1,6 +1,6 @@
 """What others choose at the same cost: one window everywhere, every k-th layer as it is, whole layers by their loss."""
 
-from collections.abc import Callable
+from collections.abc import Collection
 
 from asterism.patterns.published import sinks
 from asterism.sparsify.budget import Kind
@@ -17,12 +17,10 @@ def baselines(grid: Grid, prices: Prices, kind: Kind, limit: float) -> dict[str,
     Of the first two, the window of the other layers is the widest that the limit allows. `layers by loss` is the recipe
     of arXiv 2606.27791: the layers whose loss rises most when they alone are sparse stay as they are.
     """
-    found = {"uniform": _widest(grid, kind, limit, lambda layer: False)}
+    found = {"uniform": _widest(grid, kind, limit, [])}
     for period in _PERIODS:
         if period <= len(grid.ladders):
-            found[f"every {_ordinal(period)} layer"] = _widest(
-                grid, kind, limit, lambda layer, period=period: layer % period == period - 1
-            )
+            found[f"every {_ordinal(period)} layer"] = _widest(grid, kind, limit, grid.layers[period - 1 :: period])
     made = {name: one for name, one in found.items() if one is not None}
     return made | {"layers by loss": _by_loss(grid, prices, kind, limit)}
 
@@ -31,7 +29,7 @@ def _ordinal(number: int) -> str:
     return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
 
 
-def _widest(grid: Grid, kind: Kind, limit: float, stays: Callable[[int], bool]) -> tuple[Schedule, float] | None:
+def _widest(grid: Grid, kind: Kind, limit: float, stay: Collection[int]) -> tuple[Schedule, float] | None:
     """Layers that stay, and one window for all others, the widest that fits; None if the least does not."""
 
     def made(window: int) -> tuple[Schedule, float]:
@@ -39,7 +37,7 @@ def _widest(grid: Grid, kind: Kind, limit: float, stays: Callable[[int], bool]) 
         for layer in grid.layers:
             own, level = grid.ladders[layer][0], sinks(first=FIRST, window=window)
             least = min((own, level), key=lambda one: costs_of(one, grid.length).of(kind))
-            pattern = own if stays(layer) else least
+            pattern = own if layer in stay else least
             texts.append(pattern.text)
             total += grid.weight(layer, kind) * grid.key_heads[layer] * costs_of(pattern, grid.length).of(kind)
         return tuple(texts), total

@@ -126,7 +126,7 @@ def _exchanges(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: fl
         if level != here
     ]
     up, down = [one for one in moves if one[1] > 0], [one for one in moves if one[1] < 0]
-    found = [(gain, (at,)) for gain, cost, at in up if spent + cost <= limit]
+    found: list[tuple[float, Exchange]] = [(gain, (at,)) for gain, cost, at in up if spent + cost <= limit]
     found += [
         (gain + loss, (at, other))
         for gain, cost, at in up

@@ -186,7 +186,7 @@ def _layers(model: Any) -> list[nn.Module]:
 def _giving(layers: Sequence[nn.Module], given: Sequence[Any]) -> Iterator[None]:
     """Within the body these layers give what they gave before, and compute nothing."""
     for layer, result in zip(layers, given, strict=False):
-        layer.forward = lambda *_, result=result, **__: result  # type: ignore[method-assign]
+        layer.forward = lambda *_, result=result, **__: result
     try:
         yield
     finally:

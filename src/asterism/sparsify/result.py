@@ -1,5 +1,6 @@
 """What came of it: schedules compared, the price list, and the model's new schedule, as values and as text."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ class Sparsified:
         ]
 
 
-def _table(cells: list[tuple[str, ...]]) -> list[str]:
+def _table(cells: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns of text: the first and the last two lean left where they hold words."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     is_number = [column[1].lstrip("+-")[:1].isdigit() for column in zip(*cells, strict=True)]

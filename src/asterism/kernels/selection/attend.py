@@ -1,7 +1,8 @@
 """Attention under a pattern with selected(...): what is read whatever is chosen, and what the choice adds.
 
 The first is a pattern as any other, for any kernel. The second is computed block of keys by block of keys, for those
-queries that chose it (`cpu.py`), or in plain PyTorch (`eager.py`), and no pair is in both.
+queries that chose it (`cpu.py`), on a GPU query by query (`triton.py`), or in plain PyTorch (`eager.py`). No pair is in
+both.
 """
 
 from dataclasses import replace
@@ -14,14 +15,15 @@ from asterism.kernels.choice.choice import choose
 from asterism.kernels.merging import Result, merged
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.reference import PairTerms, reference
-from asterism.kernels.selection import cpu, eager
+from asterism.kernels.selection import cpu, eager, triton
 from asterism.kernels.selection.asked import Choice
 from asterism.kernels.selection.select import bounds_missing, require_numbers, select
 from asterism.kernels.transforms import is_transformed, outside_graphs
+from asterism.kernels.triton.kernel import refusal
 from asterism.patterns.by_text import remember
 from asterism.patterns.selected import Bounds, bounds_of
 
-_IMPLEMENTATIONS = ("auto", "cpu", "eager", "reference")
+_IMPLEMENTATIONS = ("auto", "cpu", "triton", "eager", "reference")
 
 
 @outside_graphs
@@ -48,7 +50,9 @@ def attend_selected(operands: Operands, choice: Choice | None, implementation: s
     always = replace(o, text=remember(bounds.always), with_lse=True)
     before = choose(always, implementation).run(always)
     assert before.lse is not None, "it was asked for"
-    return Attended(*merged((Result(before.out, before.lse), eager.attend(o, bounds, indices))))
+    on_gpu = implementation == "triton" or implementation == "auto" and o.q.is_cuda and refusal(o) is None
+    more = (triton if on_gpu else eager).attend(o, bounds, indices)
+    return Attended(*merged((Result(before.out, before.lse), more)))
 
 
 def _check(o: Operands, implementation: str) -> None:

@@ -121,7 +121,7 @@ _WITH_SEGMENTS_OR_TERMS = {
 """What replaces them in larger tiles where each pair needs more registers."""
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
     """The width that Triton's matrix products take."""
     return max(16, 1 << (width - 1).bit_length())
 
@@ -207,8 +207,8 @@ class _Call:
             "masks": self.program.masks,
             "WIDTH": self.width,
             "VALUE_WIDTH": self.value_width,
-            "BLOCK_D": _padded(self.width),
-            "BLOCK_V": _padded(self.value_width),
+            "BLOCK_D": padded(self.width),
+            "BLOCK_V": padded(self.value_width),
             "TILE": self.program.tile,
             "WORDS": self.program.masks.shape[3],
         }
@@ -250,7 +250,7 @@ class _Call:
 
     def blocks(self, kernel: str) -> tuple[_Blocks, dict[str, int]]:
         """Block sizes, and the arguments that tell a kernel of them."""
-        widths = _padded(self.width), _padded(self.value_width)
+        widths = padded(self.width), padded(self.value_width)
         segmented, memory = self.segments is not None, _memory(self.q.device)
         terms = bool(self.operands.terms)
         blocks = _blocks(kernel, self.q.element_size(), widths, self.program.tile, segmented, memory, terms)
@@ -276,7 +276,7 @@ def _signed(word: int) -> int:
 
 def _split_arguments(call: _Call, lists: Lists, width: int) -> tuple[int, dict[str, Any]]:
     """Programs and arguments of a launch that puts pieces of rows of `width` features together."""
-    block = min(call.program.tile, max(16, 4096 // _padded(width)))
+    block = min(call.program.tile, max(16, 4096 // padded(width)))
     return lists.split_programs(call.batch, call.program.tile, block), {
         "heads": lists.heads,
         "splits": lists.splits,
@@ -329,7 +329,7 @@ def _attend(call: _Call, part: TiledPass, out: Tensor, residual: Tensor | None, 
         return
     programs, pieces = _split_arguments(call, lists, call.value_width)
     counts = {"n_rows": part.n_queries, "n_heads": call.heads, "n_queries": call.n_queries}
-    widths = {"VALUE_WIDTH": call.value_width, "BLOCK_V": _padded(call.value_width)}
+    widths = {"VALUE_WIDTH": call.value_width, "BLOCK_V": padded(call.value_width)}
     arguments = {**results, **pieces, **counts, **widths, "query_index": part.query_index}
     launch(_device().merge_pieces, programs, arguments)
 
@@ -382,7 +382,7 @@ def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor)
     """lse to base 2 and delta (Rounded.delta) [B, H, Nq]."""
     power, delta = (torch.empty_like(attended.lse) for _ in range(2))
     width, rows = call.value_width, attended.lse.numel()
-    block = max(16, 4096 // _padded(width))
+    block = max(16, 4096 // padded(width))
     arguments = {
         "out": attended.out,
         "residual": attended.residual if attended.residual.numel() else None,
@@ -393,7 +393,7 @@ def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor)
         "delta": delta,
         "n_rows": rows,
         "VALUE_WIDTH": width,
-        "BLOCK_V": _padded(width),
+        "BLOCK_V": padded(width),
         "BLOCK_M": block,
     }
     launch(_backward_device().prepare, -(-rows // block), arguments)
@@ -460,7 +460,7 @@ def _add_pieces(
         "n_tokens": tokens,
         "ADD": not lists.fresh,
         "WIDTH": width,
-        "BLOCK": _padded(width),
+        "BLOCK": padded(width),
     }
     launch(_backward_device().add_pieces, programs, arguments)
 
@@ -511,7 +511,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
     lse = torch.full((batch, heads, n_queries), float("-inf"), dtype=torch.float32, device=q.device)
     if not out.numel() or not n_keys:
         return out, lse
-    block = min(64, _padded(rows))
+    block = min(64, padded(rows))
     n_blocks, n_chunks = -(-rows // block), -(-n_keys // _DECODED_KEYS)
     copies = batch * kv_heads
     shape = (copies, n_blocks * n_chunks, block)
@@ -526,7 +526,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
         for axis, stride in zip(axes.get(name, axes["q"]), tensor.stride(), strict=True)
     }
     counts = {"kv_heads": kv_heads, "group": heads // kv_heads, "n_queries": n_queries, "n_keys": n_keys}
-    widths = {"VALUE_WIDTH": value_width, "BLOCK_V": _padded(value_width)}
+    widths = {"VALUE_WIDTH": value_width, "BLOCK_V": padded(value_width)}
     arguments = {
         **tensors,
         **strides,
@@ -537,7 +537,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
         "n_chunks": n_chunks,
         "scale": scale,
         "WIDTH": width,
-        "BLOCK_D": _padded(width),
+        "BLOCK_D": padded(width),
         "BLOCK_M": block,
         "BLOCK_N": 32 if q.element_size() == 4 else 64,
         "CHUNK": _DECODED_KEYS,
