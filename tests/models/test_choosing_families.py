@@ -209,3 +209,15 @@ def test_caches_without_a_place_for_the_index():
 def test_choices_that_no_pattern_says(changes):
     with refusing(ConfigurationError, "native-choice", *changes):
         use_pattern(small(**changes))
+
+
+def test_show_says_that_queries_choose(tmp_path, capsys):
+    from asterism.cli.main import main
+
+    with quiet_transformers():
+        small().save_pretrained(tmp_path)
+    assert main(["show", str(tmp_path), "-n", "512"]) == 0
+    shown = capsys.readouterr().out
+    assert "by blocks chosen by content" in shown and "dense    1 of 3 layers" in shown
+    pairs = 16 * sum(min(i // 16, 2) for i in range(512)) + sum(i % 16 + 1 for i in range(512))
+    assert f"{pairs:,}" in shown

@@ -13,6 +13,7 @@ from asterism.cli.mixers import FOURIER
 from asterism.cli.parser import percent, print_json
 from asterism.cli.waiting import waiting
 from asterism.compiler import compile_pattern
+from asterism.compiler.blocks import pairs_read
 from asterism.compiler.liveness import last_reader
 from asterism.errors import PatternError
 from asterism.memory import amount
@@ -87,6 +88,8 @@ class _Cost:
 def _cost(pattern: Mixer | None, n: int, described: "ModelAttention") -> _Cost:
     if not isinstance(pattern, Pattern):
         return _Cost(None, None)
+    if pattern.chooses:  # as many pairs whatever is chosen, and any key may be
+        return _Cost(pairs_read(pattern, n, n, 0), n)
     plan = compile_pattern(pattern, n, n, query_offset=0)
     kept = int((last_reader(pattern, np.arange(n)) >= n).sum()) if described.hides_future else None
     return _Cost(round(plan.pairs / plan.heads), kept)

@@ -18,6 +18,7 @@ from asterism.patterns.primitives import (
     Stride,
     Window,
 )
+from asterism.patterns.selected import Selected
 
 
 class Sides(NamedTuple):
@@ -34,6 +35,7 @@ _WORDS: dict[type[Pattern], str] = {
     GlobalKeys: "global keys",
     GlobalQueries: "global queries",
     PerHead: "heads with patterns of their own",
+    Selected: "blocks chosen by content",
 }
 
 
@@ -44,8 +46,11 @@ def sides_of(pattern: Pattern) -> Sides | None:
     >>> sides_of(parse("window(left=7) | window(left=3, right=1) & causal()"))
     Sides(left=7, right=0)
     >>> sides_of(parse("window(left=7) | global_keys(0)"))
+    >>> sides_of(parse("selected(block=16, topk=2) & causal()"))
     """
     match pattern:
+        case Selected():
+            return None
         case Dense():
             return Sides(None, None)
         case Causal():

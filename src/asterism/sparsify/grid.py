@@ -150,10 +150,12 @@ def grid_of(model: ModelAttention, length: int, window: int) -> Grid:
 
 
 def _own(number: int, layer: LayerAttention) -> Pattern:
-    if not isinstance(layer.pattern, Pattern) or not layer.key_heads:
+    reason = layer.otherwise or ("" if layer.key_heads else "its heads are unknown")
+    if isinstance(layer.pattern, Pattern) and layer.pattern.chooses:
+        reason = "its queries choose what they read"
+    if reason or not isinstance(layer.pattern, Pattern):
         raise ConfigurationError(
-            "layer-without-pattern",
-            f"layer {number}: {layer.otherwise or 'its heads are unknown'}; such a model cannot be made sparser here",
+            "layer-without-pattern", f"layer {number}: {reason}; such a model cannot be made sparser here"
         )
     return layer.pattern
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asterism.errors import ConfigurationError
+from asterism.errors import CheckpointError, ConfigurationError
 from asterism.evaluation import CausalModel
 from asterism.files import replacing
 from asterism.models import use_pattern
@@ -60,11 +60,15 @@ def sparsify(
         raise ConfigurationError("model-not-causal", f"{attention.model} reads the future; give a causal model")
     most = longest(causal.model.config)
     if most is not None and ends(causal.model.config) and most < length:
-        raise ConfigurationError("length-beyond-model", f"{attention.model} reads {most:,} tokens: --length {most}")
+        raise ConfigurationError(
+            "length-beyond-model", f"{attention.model} reads at most {most:,} tokens: give --length {most} or less"
+        )
     grid = grid_of(attention, length, window)
     limit = grid.limit(budget)
     texts = read_texts(causal, data, length, counts, seed)
     settings = {"length": length, "window": window, "texts": texts.digest, "versions": _versions(), **causal.identity()}
+    if output.exists() and not output.is_dir():
+        raise CheckpointError("output-not-a-folder", f"{output} is a file: choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     record = Record(output / RECORD, {name: settings[name] for name in sorted(settings) if name != "model"})
     pieces = _named(texts)
