@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 WINDOW = 512
+MODELS = ("mistral", "modernbert", "minimax")
 CONTENDERS = ("eager", "sdpa", "asterism")
 STEPS = ("forward", "training")
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
-    parser.add_argument("--models", nargs="+", default=["mistral", "modernbert"], choices=["mistral", "modernbert"])
+    parser.add_argument("--models", nargs="+", default=["mistral", "modernbert"], choices=MODELS)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)
     parser.add_argument("--layers", type=int, default=6)
@@ -124,7 +125,7 @@ def _measure(kind: str, dtype: str, tokens: int, contender: str, step: str, laye
             model.zero_grad()
             model(ids, **quiet)[0].float().square().mean().backward()
 
-    quiet = {"use_cache": False} if kind == "mistral" else {}
+    quiet = {} if kind == "modernbert" else {"use_cache": False}
     call()  # kernels are built and imported, and memory is touched for the first time
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
@@ -136,7 +137,8 @@ def _measure(kind: str, dtype: str, tokens: int, contender: str, step: str, laye
 
 
 def build(kind: str, layers: int) -> Any:
-    """A model without a head: 768 wide, heads of 64, as Mistral with a window of 512, or as ModernBERT-base."""
+    """A model without a head, 768 wide, heads of 64: as Mistral with a window of 512, as ModernBERT-base, or as
+    MiniMax-M3, whose queries choose 8 blocks of 64 keys in all layers but the first; without its experts."""
     from transformers import MistralConfig, MistralModel, ModernBertConfig, ModernBertModel
 
     torch.manual_seed(0)
@@ -144,9 +146,24 @@ def build(kind: str, layers: int) -> Any:
     if kind == "mistral":
         config = MistralConfig(**sizes, num_key_value_heads=4, intermediate_size=2048, sliding_window=WINDOW)
         return MistralModel(config).train()
+    if kind == "minimax":
+        return _minimax(layers, sizes).train()
     tokens = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
     config = ModernBertConfig(**sizes, **tokens, intermediate_size=1152, max_position_embeddings=65536)
     return ModernBertModel(config).train()
+
+
+def _minimax(layers: int, sizes: dict[str, Any]) -> Any:
+    from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLTextModel
+
+    own = dict(index_n_heads=4, index_head_dim=32, index_block_size=64, index_topk_blocks=8, num_local_experts=1)
+    kinds = dict(
+        layer_types=["full_attention", *["minimax_m3_sparse"] * (layers - 1)], mlp_layer_types=["dense"] * layers
+    )
+    heads = dict(num_key_value_heads=4, head_dim=64, rotary_dim=32, dense_intermediate_size=2048)
+    tokens = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return MiniMaxM3VLTextModel(MiniMaxM3VLTextConfig(**sizes, **heads, **own, **kinds, **tokens))
 
 
 def _processor() -> str:

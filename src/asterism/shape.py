@@ -72,6 +72,12 @@ class ModelConfig:
     value_dim: int | None = _field(
         None, "width of the values over all heads, a multiple of the number of heads (default: hidden_size)", least=1
     )
+    index_dim: int = _field(
+        0,
+        """width of an index branch in each layer whose pattern has selected(...): queries and keys of its own, which
+        choose the blocks and learn from attention in training; 0 for none""",
+        least=0,
+    )
     attention_scale: float | None = _field(
         None, "factor of the attention scores (default: 1 / sqrt(width of a query head))", above=0
     )

@@ -30,7 +30,7 @@ DEFAULTS = {
     "random_blocks": {"seed": 0, "heads": 1, "earlier": False, "window_blocks": 0, "avoid": ()},
     "explicit": {"size": None},
     "tree": {"size": None, "pattern": None},
-    "selected": {"score": "mean", "query_block": 1, "first": 1, "local": 1},
+    "selected": {"topk": None, "score": "mean", "query_block": 1, "first": 1, "local": 1, "mass": None},
     "across": {"step": 1},
     "fixed": {"summary": 1, "heads": 1},
     "bigbird": {"block": 64, "window_blocks": 3, "random": 3, "globals": (0, -1), "seed": 0, "heads": 1},

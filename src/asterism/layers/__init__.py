@@ -11,6 +11,7 @@ from asterism.layers.block import (
 )
 from asterism.layers.cross import CrossAttention
 from asterism.layers.fourier import FourierMixing
+from asterism.layers.index import IndexBranch
 from asterism.layers.initialisation import ResidualLinear, initialise
 from asterism.layers.linear import Linear
 from asterism.layers.persistent import AdaptiveSpan, PersistentAttention, PersistentVectors, within_span
@@ -34,6 +35,7 @@ __all__ = [
     "FeedForward",
     "FourierMixing",
     "GatedFeedForward",
+    "IndexBranch",
     "LearnedPositions",
     "Linear",
     "PersistentAttention",

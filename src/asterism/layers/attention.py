@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import Bias, Dropout, Terms
+from asterism.kernels import Bias, Dropout, Terms, select
 from asterism.kernels.checks import autocast
+from asterism.layers.index import SCORES, Index, IndexBranch
 from asterism.layers.initialisation import ResidualLinear
-from asterism.layers.kept import Kept, NewTokens, read
+from asterism.layers.kept import Kept, NewTokens, index_of, read
 from asterism.layers.linear import Linear
 from asterism.layers.positions import Rotary, turn
 from asterism.layers.rows import Rows, rows_of
 from asterism.patterns import Pattern, parse, require_self_attention
+from asterism.patterns.selected import bounds_of
 
 SECOND_READING = 2**62
 """What the seed of dropout is shifted by for a second softmax over the same places."""
@@ -71,10 +73,12 @@ class SparseAttention(nn.Module):
     global_projections   Longformer (Beltagy 2020, section 3.1): the tokens at these positions use a second set of
                          query, key and value projections for their queries, and read every key. All other queries use
                          the ordinary projections, also for reading these tokens.
+    index_dim            width of an index branch, which chooses the blocks of a pattern with selected(...) and learns
+                         from attention: in training, each call adds its loss to `rows.penalties`; 0 for none
     implementation       as in `attend`
 
-    Raises ConfigurationError if the head counts do not divide the widths or global_projections is empty, and
-    PatternError if the pattern is for another number of heads or for cross attention.
+    Raises ConfigurationError if the head counts do not divide the widths, global_projections is empty, or an index
+    branch has nothing to choose, and PatternError if the pattern is for another number of heads or for cross attention.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class SparseAttention(nn.Module):
         rotary: Rotary | None = None,
         bias: bool = True,
         global_projections: Sequence[int] | None = None,
+        index_dim: int = 0,
     ) -> None:
         super().__init__()
         self.pattern = parse(pattern) if isinstance(pattern, str) else pattern
@@ -122,12 +127,22 @@ class SparseAttention(nn.Module):
         self.query = Linear(hidden_size, query_key_dim, bias=bias)
         self.key = Linear(hidden_size, kept_key_dim, bias=bias)
         self.value = Linear(hidden_size, kept_value_dim, bias=bias)
+        self.index = self._index_branch(hidden_size, index_dim) if index_dim else None
         self.output: nn.Linear = ResidualLinear(value_dim, hidden_size, bias=bias)
         self.global_projections = None if global_projections is None else _check_places(global_projections)
         if global_projections is not None:
             self.global_query = Linear(hidden_size, query_key_dim, bias=bias)
             self.global_key = Linear(hidden_size, kept_key_dim, bias=bias)
             self.global_value = Linear(hidden_size, kept_value_dim, bias=bias)
+
+    def _index_branch(self, hidden_size: int, width: int) -> IndexBranch:
+        if not self.pattern.chooses or bounds_of(self.pattern).chosen.score not in SCORES:
+            raise ConfigurationError(
+                "index-without-choice",
+                f"index_dim {width} is for patterns with selected(...) and a score of {', '.join(SCORES)},"
+                f" got {self.pattern}",
+            )
+        return IndexBranch(hidden_size, self.num_key_value_heads, width, rotary=self.rotary)
 
     def _check_pattern(self) -> None:
         require_self_attention(self.pattern, "self-attention")
@@ -157,8 +172,11 @@ class SparseAttention(nn.Module):
         rows = rows_of(hidden, cache=cache) if rows is None else rows
         self._check(rows, cache, dropout)
         heads = self._project(hidden, rows.positions, (self.query, self.key, self.value))
-        tokens = rows.tokens
-        kept = cache.extend(heads.k, heads.v, tokens) if cache is not None and tokens is not None else []
+        tokens, keys = rows.tokens, heads.k
+        if self.index is not None:
+            index = score_terms["index"] = self.index(hidden, rows.positions)
+            keys = keys if cache is None else torch.cat([keys, index.k], dim=-1)  # a cache keeps both together
+        kept = cache.extend(keys, heads.v, tokens) if cache is not None and tokens is not None else []
         if tokens is not None and tokens.before.columns:
             mixed = self._read_kept(heads.q, kept, tokens, **score_terms)
         else:
@@ -192,11 +210,15 @@ class SparseAttention(nn.Module):
         rows: Rows,
         dropout: Dropout | None,
         bias: Bias | None = None,
+        index: Index | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
         """[B, H, N, Dv]: what each query reads of its own row or document, without a cache."""
         terms = None if dropout is None and bias is None else Terms(bias=bias, dropout=dropout)
-        mixed: torch.Tensor = rows.attend(*heads, self.pattern, terms=terms, **self._options)
+        options = self._options if index is None else self._options | {"index": index}
+        mixed: torch.Tensor = rows.attend(*heads, self.pattern, terms=terms, **options)
+        if index is not None and self.training and torch.is_grad_enabled():
+            rows.penalties.append(rows.index_loss(index, heads.q, heads.k, self.pattern, self.scale))
         return mixed
 
     @property
@@ -205,11 +227,22 @@ class SparseAttention(nn.Module):
         return {"scale": self.scale, "implementation": self.implementation}
 
     def _read_kept(
-        self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, bias: Bias | None = None, **score_terms: Any
+        self,
+        q: torch.Tensor,
+        kept: list[Kept],
+        tokens: NewTokens,
+        bias: Bias | None = None,
+        index: Index | None = None,
+        **score_terms: Any,
     ) -> torch.Tensor:
         """[B, H, N, Dv]: what the queries of new tokens read of what a cache has kept."""
         terms = None if bias is None else Terms(bias=bias)
-        return read(q, kept, lambda asked, part: (self._read_part(asked, part, tokens, terms),))[0]
+
+        def read_part(asked: torch.Tensor, part: Kept) -> tuple[torch.Tensor]:
+            part, choice = (part, {}) if index is None else _chosen(part, index)
+            return (self._read_part(asked, part, tokens, terms, **choice),)
+
+        return read(q, kept, read_part)[0]
 
     def _read_part(
         self, asked: torch.Tensor, part: Kept, tokens: NewTokens, terms: Terms | None, **options: Any
@@ -282,6 +315,14 @@ class SparseAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads, {self.num_key_value_heads} of keys and values, {self.pattern}"
+
+
+def _chosen(part: Kept, index: Index) -> tuple[Kept, dict[str, Any]]:
+    """A part of a cache without the index keys that were kept behind its keys, and what the queries chose by them."""
+    width = index.k.shape[-1]
+    asked, keys = index.q[index_of(part.rows, index.q.device)], part.keys[..., -width:]
+    choice = select(asked, keys, part.pattern, query_offset=part.query_offset)
+    return part._replace(keys=part.keys[..., :-width]), {"choice": choice}
 
 
 @dataclass(frozen=True, eq=False)

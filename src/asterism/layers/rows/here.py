@@ -1,6 +1,6 @@
 """Rows that lie on this device alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from asterism import kernels
 from asterism.kernels.fourier import fourier, fourier_of_rows
 from asterism.kernels.merging import unread
+from asterism.layers.index import Index, index_loss
 from asterism.layers.rows.padding import Packing, cut_into_rows, lay_end_to_end
 from asterism.layers.rows.rows import Rows, in_documents
 from asterism.layers.rows.trees import refuse_distances
@@ -49,15 +50,19 @@ class RowsHere(Rows):
 
     # --- attention ---
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, **options: Any) -> Any:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, index: Index | None = None, **options: Any
+    ) -> Any:
         sizes = self._documents_under(pattern, q.shape[2])
         if sizes is None:
             key_mask = None if self._goes_by_length(pattern) else self.real
+            if index is not None:
+                options["choice"] = kernels.select(*index, pattern, key_mask=key_mask)
             return kernels.attend(q, k, v, pattern, key_mask=key_mask, segments=self.segments, **options)
         if isinstance(sizes, Forest):
             refuse_distances(options.get("terms"))
         elif pattern.chooses:
-            return self._one_by_one(q, k, v, pattern, sizes, **options)
+            return self._one_by_one((q, k, v), pattern, sizes, index, **options)
         segments = None if self.segments is None else self.segments.reshape(1, -1)
         q_laid, k_laid, v_laid = map(lay_end_to_end, (q, k, v))
         laid = kernels.attend(q_laid, k_laid, v_laid, in_documents(pattern, sizes), segments=segments, **options)
@@ -67,18 +72,22 @@ class RowsHere(Rows):
         return cut_into_rows(laid, len(q))
 
     def _one_by_one(
-        self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, sizes: Sequence[int], **options: Any
+        self,
+        heads: tuple[Tensor, ...],
+        pattern: Pattern,
+        sizes: Sequence[int],
+        index: Index | None = None,
+        **options: Any,
     ) -> Any:
         """`attend` for documents of these sizes, laid end to end, negative ones of padding: each chooses for itself."""
-        with_lse = options.pop("return_lse", False)
+        q, with_lse = heads[0], options.pop("return_lse", False)
         if self.segments is not None:
             options["segments"] = self.segments.reshape(1, -1)  # refused
-        laid = [lay_end_to_end(x).split([abs(size) for size in sizes], dim=2) for x in (q, k, v)]
         outs, lses = [], []
-        for size, *document in zip(sizes, *laid, strict=True):
-            q_here, k_here, v_here = document
+        for size, (q_here, k_here, v_here, *own) in _split(sizes, *heads, *(index or ())):
             if size > 0:
-                out, lse = kernels.attend(q_here, k_here, v_here, pattern, return_lse=True, **options)
+                choice = kernels.select(own[0], own[1], pattern) if own else None
+                out, lse = kernels.attend(q_here, k_here, v_here, pattern, return_lse=True, choice=choice, **options)
             else:
                 out, lse = unread(q_here, k_here, v_here)
             outs.append(out)
@@ -87,6 +96,21 @@ class RowsHere(Rows):
         if not with_lse:
             return out
         return out, cut_into_rows(torch.cat(lses, dim=2)[..., None], len(q))[..., 0]
+
+    def index_loss(self, index: Index, q: Tensor, k: Tensor, pattern: Pattern, scale: float | None) -> Tensor:
+        sizes = self._documents_under(pattern, q.shape[2])
+        if sizes is None:
+            real = self.positions >= 0
+            each = index_loss(index, q, k, pattern, scale=scale, key_mask=self.real).mean(dim=1)
+            real = real.expand(each.shape)
+            return each.masked_fill(~real, 0).sum() / real.sum().clamp(min=1)
+        assert not isinstance(sizes, Forest), "a choice has no trees"
+        lost = [
+            index_loss(Index(*own), q_here, k_here, pattern, scale=scale).mean(dim=1)
+            for size, (q_here, k_here, *own) in _split(sizes, q, k, *index)
+            if size > 0
+        ]
+        return torch.cat(lost, dim=1).mean() if lost else q.new_zeros(())
 
     def attend_source(
         self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, source: Rows | None, **options: Any
@@ -137,3 +161,9 @@ class RowsHere(Rows):
 
     def bind(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return hidden
+
+
+def _split(sizes: Sequence[int], *heads: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """The sizes of documents, negative ones of padding, and the part of each in heads [B, H, N, D] laid end to end."""
+    laid = [lay_end_to_end(x).split([abs(size) for size in sizes], dim=2) for x in heads]
+    return zip(sizes, zip(*laid, strict=True), strict=True)

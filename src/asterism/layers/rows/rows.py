@@ -5,7 +5,7 @@ over tokens, a loss. It has two final classes, `RowsHere` and `ShardedRows`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asterism.errors import ConfigurationError
 from asterism.kernels.packed import one_after_another
+from asterism.layers.index import Index
 from asterism.layers.kept import NewTokens
 from asterism.layers.rows.padding import documents_of_rows
 from asterism.layers.rows.trees import in_trees
@@ -36,6 +37,7 @@ class Rows:
     segments   int [B, N]: a query reads only keys of its own segment; None for no such rule
     tokens     which of the tokens that a cache counts these are; None without a cache
     front      how many of the N tokens are learned ones, before those of the batch
+    penalties  what layers add to the loss of a model in training: each a scalar
     readable   what layers that read these tokens as a source have found out: by pattern, which keys are read
     """
 
@@ -46,6 +48,7 @@ class Rows:
     segments: Tensor | None = None
     tokens: NewTokens | None = None
     front: int = 0
+    penalties: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.readable: dict[str, Tensor] = {}
@@ -75,7 +78,12 @@ class Rows:
     # --- attention: q [B, H, N, D], k [B, Hkv, N, D], v [B, Hkv, N, Dv] -> [B, H, N, Dv] ---
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, **options: Any) -> Any:
-        """By a pattern of whole rows, or of each document; options and results are those of `asterism.attend`."""
+        """By a pattern of whole rows, or of each document; options and results are those of `asterism.attend`, and
+        `index` is that of an index branch, which chooses."""
+        raise NotImplementedError
+
+    def index_loss(self, index: Index, q: Tensor, k: Tensor, pattern: Pattern, scale: float | None) -> Tensor:
+        """The mean of `asterism.layers.index.index_loss` over the real tokens."""
         raise NotImplementedError
 
     def attend_source(

@@ -78,6 +78,7 @@ class ShardedRows(Rows):
             yield
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, **options: Any) -> Any:
+        options.pop("index", None)  # a pattern that chooses is refused
         options |= {"queries": self.shards, "keys": self.shards}
         sizes = self._documents_under(pattern, self.shards.length)
         with self._among_ranks():

@@ -145,6 +145,12 @@ class AsterismModel(AsterismPreTrainedModel):
         with patterns that are not causal, and for output_attentions: attention weights are never stored.
         """
         self._refuse_unknown({"output_attentions": output_attentions})
+        if self.config.index_dim and self.training and any(block.gradient_checkpointing for block in self.layers):
+            raise ConfigurationError(
+                "index-with-checkpointing",
+                f"gradient checkpointing runs every block twice, and would lose what the index branches (index_dim"
+                f" {self.config.index_dim}) learn from: switch it off",
+            )
         embedded = self._embed(input_ids, inputs_embeds, token_type_ids)
         cache = self._find_cache(one_cache(past_key_values, cache), use_cache)
         dropouts = self._dropouts(dropout_seed)

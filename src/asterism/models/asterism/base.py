@@ -93,13 +93,20 @@ class AsterismPreTrainedModel(PreTrainedModel):
     def _penalise(
         self, rows: Rows, loss: torch.Tensor | None, labels: torch.Tensor | None, loss_arguments: dict[str, Any]
     ) -> torch.Tensor | None:
-        """The loss and, in training, the penalty of adaptive spans: once per step of the optimiser.
+        """The loss and, in training, the penalty of adaptive spans and the mean loss of index branches: once per step
+        of the optimiser.
 
         When num_items_in_batch says that this batch is a part of a step, it bears its part of the penalty.
         """
-        penalty = self.model.span_penalty() if self.training and loss is not None else None
-        if penalty is None or loss is None:
+        if loss is None or not self.training:
             return loss
+        spans = self.model.span_penalty()
+        found = [] if spans is None else [spans]
+        if rows.penalties:
+            found.append(torch.stack(rows.penalties).mean())
+        if not found:
+            return loss
+        penalty = torch.stack(found).sum()
         items = loss_arguments.get("num_items_in_batch")
         if items is not None and labels is not None:
             penalty = penalty * rows.total(self._count(labels, loss_arguments)) / items

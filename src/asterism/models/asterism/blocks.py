@@ -83,6 +83,7 @@ def _attention(config: AsterismConfig, pattern: Pattern) -> SparseAttention:
         pattern,
         rotary=Rotary(config.rope_theta) if config.position_type == "rotary" else None,
         global_projections=config.global_projections,
+        index_dim=config.index_dim if pattern.chooses else 0,
         **_options(config),
     )
 

@@ -238,11 +238,26 @@ class AsterismConfig(_FromTable):
                 "relative_buckets must be a multiple of 4, and relative_max_distance more than half of it;"
                 f" got {self.relative_buckets} and {self.relative_max_distance}",
             )
+        if self.index_dim:
+            self._check_index()
         if self.decoder_mixers is None:
             self._check_block()
         else:
             self.encoder_config().check()
             self._check_decoder()
+
+    def _check_index(self) -> None:
+        """Raises ConfigurationError for index branches in models that cannot have them."""
+        refused = {
+            "is for models of one stack, without decoder_mixers": self.decoder_mixers is not None,
+            "is not for block 'all_attention'": self.block == "all_attention",
+            'needs a layer with selected(...), such as mixers="selected(block=64, topk=16) & causal()"': not any(
+                isinstance(mixer, Pattern) and mixer.chooses for mixer in self.mixer_counts()
+            ),
+        }
+        for reason, holds in refused.items():
+            if holds:
+                raise ConfigurationError("index-field", f"index_dim {self.index_dim} {reason}")
 
     def _check_decoder(self) -> None:
         """Raises ConfigurationError or PatternError for a decoder that cannot work beside this encoder."""

@@ -27,6 +27,7 @@ _NEEDED: dict[str, tuple[Any, str]] = {
     "embedding_norm": (False, "Llama has no norm of embeddings"),
     "embedding_scale": (1.0, "Llama does not scale embeddings"),
     "global_tokens": (0, "no stock model has learned tokens in front"),
+    "index_dim": (0, "Llama has no index branch"),
     "global_projections": (None, "no stock model has projections of global tokens"),
     "logit_scale": (1.0, "Llama does not scale logits"),
     "lm_head_bias": (False, "the last layer of Llama has no bias"),
