@@ -46,8 +46,21 @@ ALLOWED["report"] = {*ALLOWED["training"], "report"}
 ALLOWED["evaluation"] = {*ALLOWED["training"], "evaluation"}
 ALLOWED["sparsify"] = {*ALLOWED["evaluation"], "evaluation", "sparsify"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
+ALLOWED["search"] = {*ALLOWED["training"], "bench", "search"}
 ALLOWED["explore"] = {*ALLOWED["training"], "theory", "explore"}
-ALLOWED["cli"] |= {"theory", "bench", "promises", "explore", "report", "evaluation", "sparsify", "files", "presence", "quiet"}
+ALLOWED["cli"] |= {
+    "theory",
+    "bench",
+    "promises",
+    "explore",
+    "report",
+    "evaluation",
+    "search",
+    "sparsify",
+    "files",
+    "presence",
+    "quiet",
+}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
 ROOMS = ("data", "readers", "settings", "recipes", "run", "tasks", "objectives", "pipeline", "ask")
 """Those of training/, in the order in which they build on each other; each may import those before it."""

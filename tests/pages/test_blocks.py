@@ -19,6 +19,8 @@ RUN_ELSEWHERE = {
 NEED_MODELS = (
     "howto/embed.md",
     "howto/huggingface.md",
+    "howto/search.md",
+    "howto/sparsify.md",
     "howto/trees.md",
     "howto/trainer.md",
     "reference/models.md",

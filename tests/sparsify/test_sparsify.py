@@ -57,9 +57,9 @@ def texts(tmp_path_factory) -> Path:
     return path
 
 
-def choose(model: CausalModel, texts: Path, output: Path, budget: str = "keys=40%", **options):
-    given = {"length": LENGTH, "counts": (2, 3), "window": 6, "trials": 6, **options}
-    return sparsify(model, texts, parse_budget(budget), output, **given)
+def choose(model: CausalModel, texts: Path, output: Path, budget: str = "keys=40%", *, seed: int = 0, **options):
+    read = read_texts(model, texts, LENGTH, (2, 3), seed)
+    return sparsify(model, read, parse_budget(budget), output, **{"window": 6, "trials": 6, **options})
 
 
 def pairs(pattern: str, length: int) -> torch.Tensor:

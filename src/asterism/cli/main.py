@@ -35,6 +35,7 @@ VERBS = {
     "train": "train a model from a recipe, and save it",
     "finetune": "teach a pretrained model to label, tag, answer questions, write, or answer in conversations",
     "evaluate": "score a trained model on data that it has not seen",
+    "search": "find the pattern that a task deserves at equal cost, by training small models",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt, or draw pictures, sounds and sequences, with a trained model",
     "report": "make a page of runs: curves, predictions, patterns, cost, and how they compare",

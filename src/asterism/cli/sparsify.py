@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> None:
     require_data(arguments.data)
     with waiting("loading PyTorch and transformers"):
         from asterism.evaluation import open_causal
-        from asterism.sparsify import parse_budget, sparsify, write_model
+        from asterism.sparsify import parse_budget, read_texts, sparsify, write_model
         from asterism.training.run.device import computing_on
         from asterism.training.run.folder import RunFolder
     budget = parse_budget(arguments.budget)
@@ -38,19 +38,12 @@ def run(argv: Sequence[str]) -> None:
     with computing_on(arguments.device):
         with waiting("loading the model"):
             causal = open_causal(arguments.model)
+        with waiting("reading the texts"):
+            counts = arguments.documents, arguments.held_out
+            texts = read_texts(causal, arguments.data, arguments.length, counts, arguments.seed)
+        output = arguments.output or Path(f"sparsified-{Path(arguments.model).resolve().name}")
         with waiting("measuring"):
-            result = sparsify(
-                causal,
-                arguments.data,
-                budget,
-                arguments.output or Path(f"sparsified-{Path(arguments.model).resolve().name}"),
-                length=arguments.length,
-                counts=(arguments.documents, arguments.held_out),
-                window=arguments.window,
-                trials=arguments.trials,
-                seed=arguments.seed,
-                tell=say,
-            )
+            result = sparsify(causal, texts, budget, output, window=arguments.window, trials=arguments.trials, tell=say)
         if arguments.apply is not None:
             with waiting("writing the model"):
                 write_model(causal, arguments.apply)

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from torch import Tensor
-
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.evaluation import CausalModel
 from asterism.files import replacing
@@ -15,12 +13,12 @@ from asterism.quiet import quiet_transformers
 from asterism.sparsify.baselines import baselines
 from asterism.sparsify.budget import Budget
 from asterism.sparsify.choosing import cheapest, refined
-from asterism.sparsify.grid import grid_of
+from asterism.sparsify.grid import Grid, grid_of
 from asterism.sparsify.losses import Losses, Record
 from asterism.sparsify.mass import lost_mass
 from asterism.sparsify.prices import measure_prices
 from asterism.sparsify.result import Measured, Sparsified
-from asterism.sparsify.texts import Texts, read_texts
+from asterism.sparsify.texts import Texts
 from asterism.training.run.folder import RunFolder
 from asterism.training.tasks.models import ends, longest
 
@@ -30,31 +28,62 @@ RECORD = "record.json"
 
 def sparsify(
     causal: CausalModel,
-    data: Path,
+    texts: Texts,
     budget: Budget,
     output: Path,
     *,
-    length: int = 2048,
-    counts: tuple[int, int] = (4, 8),
     window: int = 124,
     trials: int = 64,
-    seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Sparsified:
     """Choose a pattern for each layer and key head of a causal model of transformers, within a budget.
 
     causal   the model, of `open_causal`; its own windows are what its layers begin with
-    data     texts, as `read_texts` reads them
-    budget   what may be left of its attention, at `length` tokens
+    texts    pieces of text to choose by and to judge by, of `read_texts`
+    budget   what may be left of its attention, at the length of the pieces
     output   a folder for the record; what it holds of the same model, texts and settings is not measured again
-    counts   pieces of text to choose by, and held out
     window   that of the least level, `sinks(first=4, window=...)`; the others double it
     trials   exchanges that are tried after the price list has been spent
     tell     is called with lines about what is being done
 
     The model follows the schedule afterwards. Raises ConfigurationError for a model, a budget or a length that does not
-    fit, DataError for texts, CheckpointError for a folder of other settings and for losses that are not finite.
+    fit, and CheckpointError for a folder of other settings and for losses that are not finite.
     """
+    grid = _grid(causal, texts.length, window)
+    kind, limit = budget.kind, grid.limit(budget)
+    record = _record(causal, texts, window, output)
+    losses = Losses(causal, texts.pieces, record)
+    mass = record.document.get("mass")
+    if mass is None:
+        tell("what each head reads")
+        mass = lost_mass(causal.model, grid, texts.chosen_by[0])
+        losses.followed = ()
+        record.note(mass=mass)
+    prices = measure_prices(losses, grid, texts.choosing, mass, tell)
+    spent = cheapest(prices, grid, kind, limit)
+    choice, _ = refined(losses, grid, prices, spent, (kind, limit, trials), texts.choosing, tell)
+    compared = {"as it is": grid.own, "least": grid.least, "price list": spent, "refined": choice}
+    schedules = {name: (grid.patterns(one), grid.total(one, kind)) for name, one in compared.items()}
+    schedules |= baselines(grid, prices, kind, limit)
+    rows = []
+    for name, (schedule, total) in sorted(schedules.items(), key=lambda one: _ORDER.get(one[0], 2)):
+        tell(f"comparing: {name}")
+        nats = losses.mean(schedule, texts.choosing), losses.mean(schedule, texts.judging)
+        share = total / grid.total(grid.own, kind)
+        rows.append(Measured(name, schedule, grid.mean(total, kind), share, *nats))
+    use_pattern(causal.model, list(grid.patterns(choice)), native_window="replace")
+    promised, seconds = prices.dense + prices.rise(spent), record.document["seconds"]
+    result = Sparsified(str(causal.folder), str(budget), grid, choice, prices, promised, tuple(rows), seconds)
+    record.note(results={**record.document.get("results", {}), str(budget): result.as_json()})
+    return result
+
+
+_ORDER = {"as it is": 0, "least": 1, "price list": 3, "refined": 4}
+"""Of the rows of the table; others of the same cost stand between."""
+
+
+def _grid(causal: CausalModel, length: int, window: int) -> Grid:
+    """The levels of a model, if it can read so many tokens."""
     attention = describe_attention(causal.model.config)
     if not attention.hides_future:
         raise ConfigurationError("model-not-causal", f"{attention.model} reads the future; give a causal model")
@@ -63,65 +92,22 @@ def sparsify(
         raise ConfigurationError(
             "length-beyond-model", f"{attention.model} reads at most {most:,} tokens: give --length {most} or less"
         )
-    grid = grid_of(attention, length, window)
-    limit = grid.limit(budget)
-    texts = read_texts(causal, data, length, counts, seed)
-    settings = {"length": length, "window": window, "texts": texts.digest, "versions": _versions(), **causal.identity()}
+    return grid_of(attention, length, window)
+
+
+def _record(causal: CausalModel, texts: Texts, window: int, output: Path) -> Record:
+    """The measurements in a folder, which is made if it is missing."""
     if output.exists() and not output.is_dir():
         raise CheckpointError("output-not-a-folder", f"{output} is a file: choose another --output")
+    identity = {name: value for name, value in causal.identity().items() if name != "model"}
+    settings = {"length": texts.length, "window": window, "texts": texts.digest, "versions": _versions(), **identity}
     output.mkdir(parents=True, exist_ok=True)
-    record = Record(output / RECORD, {name: settings[name] for name in sorted(settings) if name != "model"})
-    pieces = _named(texts)
-    losses = Losses(causal, pieces, record)
-    choosing = [name for name in pieces if name.startswith("chosen")]
-    judging = [name for name in pieces if name.startswith("held")]
-
-    mass = record.document.get("mass")
-    if mass is None:
-        tell("what each head reads")
-        mass = lost_mass(causal.model, grid, texts.chosen_by[0])
-        losses.followed = ()
-        record.note(mass=mass)
-    prices = measure_prices(losses, grid, choosing, mass, tell)
-    spent = cheapest(prices, grid, budget.kind, limit)
-    bounds = budget.kind, limit, trials
-    choice, _ = refined(losses, grid, prices, spent, bounds, choosing, tell)
-    compared = {
-        "as it is": (grid.patterns(grid.own), grid.total(grid.own, budget.kind)),
-        "least": (grid.patterns(grid.least), grid.total(grid.least, budget.kind)),
-        **baselines(grid, prices, budget.kind, limit),
-        "price list": (grid.patterns(spent), grid.total(spent, budget.kind)),
-        "refined": (grid.patterns(choice), grid.total(choice, budget.kind)),
-    }
-    rows = []
-    for name, (schedule, total) in compared.items():
-        tell(f"comparing: {name}")
-        nats = losses.mean(schedule, choosing), losses.mean(schedule, judging)
-        own = grid.total(grid.own, budget.kind)
-        rows.append(Measured(name, schedule, grid.mean(total, budget.kind), total / own, *nats))
-    use_pattern(causal.model, list(grid.patterns(choice)), native_window="replace")
-    result = Sparsified(
-        str(causal.folder),
-        str(budget),
-        grid,
-        choice,
-        prices,
-        prices.dense + prices.rise(spent),
-        tuple(rows),
-        record.document["seconds"],
-    )
-    record.note(results={**record.document.get("results", {}), str(budget): result.as_json()})
-    return result
+    return Record(output / RECORD, {name: settings[name] for name in sorted(settings)})
 
 
 def _versions() -> dict[str, str]:
     """What else decides the digits of a loss."""
     return {name: version(name) for name in ("torch", "transformers")}
-
-
-def _named(texts: Texts) -> dict[str, Tensor]:
-    chosen = {f"chosen by {number}": ids for number, ids in enumerate(texts.chosen_by)}
-    return chosen | {f"held out {number}": ids for number, ids in enumerate(texts.held_out)}
 
 
 def write_model(causal: CausalModel, folder: Path) -> None:

@@ -23,11 +23,28 @@ class Texts:
     chosen_by  pieces whose losses decide
     held_out   pieces that decide nothing; of other documents, wherever there is more than one
     digest     SHA-256 of all pieces
+    length     N
     """
 
     chosen_by: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
     digest: str
+    length: int
+
+    @property
+    def choosing(self) -> list[str]:
+        """The names of the pieces that decide."""
+        return [f"chosen by {number}" for number in range(len(self.chosen_by))]
+
+    @property
+    def judging(self) -> list[str]:
+        """The names of the others."""
+        return [f"held out {number}" for number in range(len(self.held_out))]
+
+    @property
+    def pieces(self) -> dict[str, Tensor]:
+        """All pieces by name, int64 [1, N] each."""
+        return dict(zip((*self.choosing, *self.judging), (*self.chosen_by, *self.held_out), strict=True))
 
 
 def read_texts(model: CausalModel, data: Path, length: int, counts: tuple[int, int], seed: int) -> Texts:
@@ -55,7 +72,7 @@ def read_texts(model: CausalModel, data: Path, length: int, counts: tuple[int, i
             " --held-out",
         )
     digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in (*some, *others))).hexdigest()
-    return Texts(tuple(some), tuple(others), digest)
+    return Texts(tuple(some), tuple(others), digest, length)
 
 
 def _divided(pieces: list[list[Tensor]], counts: tuple[int, int]) -> tuple[list[Tensor], list[Tensor]]:
