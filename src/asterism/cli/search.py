@@ -40,7 +40,9 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("search", __doc__ or "", "asterism search recall --budget flops=50% --length 64 --candidates 4 --steps 60")
+    parser = Parser(
+        "search", __doc__ or "", "asterism search recall --budget flops=50% --length 64 --candidates 4 --steps 60"
+    )
     defaults = {one.name: one.default for one in fields(SearchSettings)}
     parser.add_argument("task", metavar="TASK", help="recall, needles, or the path of a text (a file or a folder)")
     parser.add_argument(

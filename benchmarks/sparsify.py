@@ -1,0 +1,36 @@
+"""What SmolLM2 loses when it is made sparse within a budget: the record of `asterism sparsify`, kept with its machine.
+
+    asterism sparsify smollm2 --data texts/long.jsonl --budget keys=25% --trials 32 --output sparser \\
+        --plot docs/images/sparsify.svg
+    python benchmarks/sparsify.py sparser/record.json benchmarks/results/sparsify.json
+
+The weights and texts are those of benchmarks/smollm2.py. Of the record, the results of each budget are kept, with the
+seconds of all measurements up to it.
+"""
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from asterism.bench.machine import describe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("output", type=Path)
+    arguments = parser.parse_args()
+    record = json.loads(arguments.record.read_text())
+    settings = {name: record["settings"][name] for name in ("length", "window", "texts", "versions", "dtype")}
+    date = datetime.now(UTC).date().isoformat()
+    kept = {"machine": describe("cpu"), "date": date, "settings": settings, "results": record["results"]}
+    arguments.output.write_text(json.dumps(kept, indent=1) + "\n")
+    for budget, result in record["results"].items():
+        print(f"{budget}, {result['seconds']:,.0f} s")
+        for row in result["rows"]:
+            print(f"| {row['name']} | {row['cost']:,.0f} | {row['nats']:.3f} | {row['held_out']:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
