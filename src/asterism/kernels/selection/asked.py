@@ -63,13 +63,22 @@ class Asked:
     @property
     def shares(self) -> Tensor:
         """The block of queries of each query, int64 [Nq], from 0."""
-        place = torch.arange(self.q.shape[2], device=self.q.device) + self.offset
-        return place // self.chosen.query_block - self.offset // self.chosen.query_block
+        return shares_of(self.q, self.offset, self.chosen.query_block)
 
     @property
     def n_shares(self) -> int:
-        last, size = self.offset + self.q.shape[2] - 1, self.chosen.query_block
-        return last // size - self.offset // size + 1 if self.q.shape[2] else 0
+        return count_shares(self.q.shape[2], self.offset, self.chosen.query_block)
+
+
+def shares_of(q: Tensor, offset: int, query_block: int) -> Tensor:
+    """The block of queries, from 0, that each query of q [B, H, Nq, D], of any dtype, stands in: int64 [Nq]."""
+    place = torch.arange(q.shape[2], device=q.device) + offset
+    return place // query_block - offset // query_block
+
+
+def count_shares(n_queries: int, offset: int, query_block: int) -> int:
+    """How many there are."""
+    return (offset + n_queries - 1) // query_block - offset // query_block + 1 if n_queries else 0
 
 
 def by_block(tokens: Tensor, block: int) -> Tensor:

@@ -16,7 +16,7 @@ from asterism.kernels.merging import Result, merged
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.selection import cpu, eager, triton
-from asterism.kernels.selection.asked import Choice
+from asterism.kernels.selection.asked import Choice, count_shares, shares_of
 from asterism.kernels.selection.select import bounds_missing, require_numbers, select
 from asterism.kernels.transforms import is_transformed, outside_graphs
 from asterism.kernels.triton.kernel import refusal
@@ -91,8 +91,8 @@ def checked_indices(choice: object, o: Operands, bounds: Bounds) -> Tensor:
             f"the choice has blocks of {choice.block} keys and {choice.query_block} queries, the pattern {chosen}",
         )
     indices, (batch, heads, n_queries), kv_heads = choice.indices, o.q.shape[:3], o.k.shape[1]
-    size, n_blocks = chosen.query_block, -(-o.k.shape[2] // chosen.block)
-    rows = (o.query_offset + n_queries - 1) // size - o.query_offset // size + 1 if n_queries else 0
+    n_blocks = -(-o.k.shape[2] // chosen.block)
+    rows = count_shares(n_queries, o.query_offset, chosen.query_block)
     fits = isinstance(indices, Tensor) and indices.layout == torch.strided and indices.dtype == torch.int32
     fits = fits and indices.ndim == 4
     fits = fits and indices.shape[::2] == (batch, rows) and indices.shape[1] in (1, kv_heads, heads)
@@ -136,7 +136,7 @@ def _by_reference(o: Operands, bounds: Bounds, indices: Tensor) -> Attended:
     sets = indices.new_zeros((*indices.shape[:3], blocks + 1), dtype=torch.bool)
     sets.scatter_(-1, indices.long().masked_fill(indices < 0, blocks), True)
     positions = torch.arange(n_queries, device=o.q.device) + o.query_offset
-    share = positions // bounds.chosen.query_block - o.query_offset // bounds.chosen.query_block
+    share = shares_of(o.q, o.query_offset, bounds.chosen.query_block)
     block = torch.arange(n_keys, device=o.q.device) // bounds.chosen.block
     read = sets[:, :, share][..., block].repeat_interleave(o.q.shape[1] // indices.shape[1], dim=1)
     mask = always | most & read

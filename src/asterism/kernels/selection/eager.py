@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.merging import Result
 from asterism.kernels.operands import Operands
+from asterism.kernels.selection.asked import shares_of
 from asterism.patterns.selected import Bounds
 
 _AT_A_TIME = 2**22
@@ -28,7 +29,7 @@ def attend(operands: Operands, bounds: Bounds, indices: Tensor) -> Result:
     wide, width = o.wide, indices.shape[3] * filled * (o.q.shape[3] + o.v.shape[3])
     step = max(1, _AT_A_TIME // max(1, o.q.shape[0] * o.q.shape[1] * width))
     place = torch.arange(o.q.shape[2], device=o.q.device) + o.query_offset
-    share = place // bounds.chosen.query_block - o.query_offset // bounds.chosen.query_block
+    share = shares_of(o.q, o.query_offset, bounds.chosen.query_block)
 
     def some(q: Tensor, k: Tensor, v: Tensor, first: int) -> tuple[Tensor, Tensor]:
         past = min(first + step, o.q.shape[2])

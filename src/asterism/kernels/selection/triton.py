@@ -13,6 +13,7 @@ from asterism.compiler.compile import compile_in_order
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.merging import Result
 from asterism.kernels.operands import Operands
+from asterism.kernels.selection.asked import shares_of
 from asterism.kernels.transforms import refuse_second_derivatives
 from asterism.kernels.triton.kernel import padded
 from asterism.kernels.triton.launch import launch
@@ -135,9 +136,7 @@ def _of_queries(o: Operands, bounds: Bounds, indices: Tensor) -> dict[str, Any]:
 def _of_keys(o: Operands, bounds: Bounds, indices: Tensor) -> dict[str, Any]:
     """For programs that have a tile of keys: the queries that chose each block, sorted by it."""
     n_queries, n_blocks = o.q.shape[2], -(-o.k.shape[2] // bounds.chosen.block)
-    place = torch.arange(n_queries, device=o.q.device) + o.query_offset
-    share = place // bounds.chosen.query_block - o.query_offset // bounds.chosen.query_block
-    chosen = indices[:, :, share].long()  # [B, C, Nq, K]
+    chosen = indices[:, :, shares_of(o.q, o.query_offset, bounds.chosen.query_block)].long()  # [B, C, Nq, K]
     lists = torch.arange(chosen.shape[0] * chosen.shape[1], device=o.q.device).view(*chosen.shape[:2], 1, 1)
     number = torch.where(chosen >= 0, lists * n_blocks + chosen, lists.numel() * n_blocks).flatten()
     number, order = number.sort(stable=True)

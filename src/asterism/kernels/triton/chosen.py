@@ -39,6 +39,25 @@ def _keys(tile, batch, key_mask, n_keys, TILE: tl.constexpr):
 
 
 @triton.jit
+def _chosen_tile(
+    step, list_, k_start, v_start, kinds, masks, key_mask, batch, query, n_keys, n_tiles,
+    k_token, k_feature, v_token, v_feature,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    TILE: tl.constexpr, WORDS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of the step's tile along a query's list of blocks, and which of them it may read, [1, TILE]."""
+    block = tl.load(list_ + step // TILES)
+    tile = block * TILES + step % TILES
+    is_there = (block >= 0) & (tile < n_tiles)
+    keys, exists = _keys(tile, batch, key_mask, n_keys, TILE)
+    allowed = _may_read(kinds, masks, query + tl.arange(0, 1), tile, n_tiles, is_there, TILE, WORDS) & exists[None, :]
+    read = tl.max(allowed.to(tl.int32), 0) != 0
+    k_rows = _load(k_start, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
+    v_rows = _load(v_start, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
+    return k_rows, v_rows, allowed
+
+
+@triton.jit
 def forward_chosen(
     q, k, v, indices, kinds, masks, key_mask, out, lse,
     q_batch, q_head, q_token, q_feature,
@@ -59,23 +78,17 @@ def forward_chosen(
     start = q + batch * q_batch + query.to(tl.int64) * q_token
     q_rows = _load(start, heads.to(tl.int64), q_head, q_feature, is_member, WIDTH, BLOCK_D)
     share = (query + query_offset) // query_block - query_offset // query_block
-    row = (batch * chosen_heads + first_head // of_choice) * n_shares + share
+    list_ = indices + ((batch * chosen_heads + first_head // of_choice) * n_shares + share).to(tl.int64) * slots
     k_start = k + batch * k_batch + (first_head // of_keys).to(tl.int64) * k_head
     v_start = v + batch * v_batch + (first_head // of_keys).to(tl.int64) * v_head
     top = tl.full((MEMBERS,), float("-inf"), tl.float32)
     total = tl.zeros((MEMBERS,), tl.float32)
     acc = tl.zeros((MEMBERS, BLOCK_V), tl.float32)
-    place = query + tl.arange(0, 1)
     for step in range(0, slots * TILES):
-        block = tl.load(indices + row.to(tl.int64) * slots + step // TILES)
-        tile = block * TILES + step % TILES
-        is_there = (block >= 0) & (tile < n_tiles)
-        keys, exists = _keys(tile, batch, key_mask, n_keys, TILE)
-        allowed = _may_read(kinds, masks, place, tile, n_tiles, is_there, TILE, WORDS)
-        allowed = allowed & exists[None, :]
-        read = tl.max(allowed.to(tl.int32), 0) != 0
-        k_rows = _load(k_start, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
-        v_rows = _load(v_start, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
+        k_rows, v_rows, allowed = _chosen_tile(
+            step, list_, k_start, v_start, kinds, masks, key_mask, batch, query, n_keys, n_tiles,
+            k_token, k_feature, v_token, v_feature, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, TILES,
+        )  # fmt: skip
         scores = _dot(q_rows, tl.trans(k_rows)) * scale
         scores = tl.where(allowed & is_member[:, None], scores, float("-inf"))
         weights, decay, top = _weigh(top, scores, LOG2_E, True)
@@ -114,21 +127,15 @@ def grad_q_chosen(
     above = tl.load(power + rows, mask=is_member, other=float("inf"))
     less = tl.load(delta + rows, mask=is_member, other=0.0)
     share = (query + query_offset) // query_block - query_offset // query_block
-    row = (batch * chosen_heads + first_head // of_choice) * n_shares + share
+    list_ = indices + ((batch * chosen_heads + first_head // of_choice) * n_shares + share).to(tl.int64) * slots
     k_start = k + batch * k_batch + (first_head // of_keys).to(tl.int64) * k_head
     v_start = v + batch * v_batch + (first_head // of_keys).to(tl.int64) * v_head
     acc = tl.zeros((MEMBERS, BLOCK_D), tl.float32)
-    place = query + tl.arange(0, 1)
     for step in range(0, slots * TILES):
-        block = tl.load(indices + row.to(tl.int64) * slots + step // TILES)
-        tile = block * TILES + step % TILES
-        is_there = (block >= 0) & (tile < n_tiles)
-        keys, exists = _keys(tile, batch, key_mask, n_keys, TILE)
-        allowed = _may_read(kinds, masks, place, tile, n_tiles, is_there, TILE, WORDS)
-        allowed = allowed & exists[None, :]
-        read = tl.max(allowed.to(tl.int32), 0) != 0
-        k_rows = _load(k_start, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
-        v_rows = _load(v_start, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
+        k_rows, v_rows, allowed = _chosen_tile(
+            step, list_, k_start, v_start, kinds, masks, key_mask, batch, query, n_keys, n_tiles,
+            k_token, k_feature, v_token, v_feature, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, TILES,
+        )  # fmt: skip
         scores = _dot(q_rows, tl.trans(k_rows)) * (scale * LOG2_E)
         weights = tl.where(allowed, tl.math.exp2(scores - above[:, None]), 0.0)
         of_weights = _dot(out_rows, tl.trans(v_rows.to(tl.float32)))
