@@ -33,7 +33,7 @@ from asterism.layers.index import Index, index_loss
 
 FEATURES, KEYS = 64, 1024
 LENGTHS, BLOCKS, HEADS = (32768, 131072), (32, 64, 128), ((3, 3), (9, 3))
-SCORES, BUDGETS, READ = ("mass", "mean", "max", "minmax"), (256, 512), 2048
+SCORES, BUDGETS, READ = ("mass", "mean", "max", "minmax", "antidiagonal"), (256, 512), 2048
 """A text has READ tokens, and the loss is that of its second half."""
 DOCUMENTS = 6
 ROUNDS, LEARNING_RATE, WIDTH, ASKED, START = (80, 60), 3e-3, 32, 512, 0.4
@@ -217,7 +217,8 @@ def _measure_losses(keep: Callable[[str, dict[str, Any]], None], done: set[str],
 
 
 def _chosen(block: int, keys: int, score: str) -> str:
-    return f"selected(block={block}, topk={keys // block}, score='{score}') & causal()"
+    shared = ", query_block=16" if score == "antidiagonal" else ""  # so a query knows later ones of its 16
+    return f"selected(block={block}, topk={keys // block}, score='{score}'{shared}) & causal()"
 
 
 @torch.no_grad()
@@ -336,7 +337,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     means = {name: statistics.mean(row["nats"]) for name, row in rows.items()}
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     blocks = [16, *BLOCKS]
-    labels = dict(zip(SCORES, ("attention itself", "mean", "max", "min and max"), strict=True))
+    labels = dict(zip(SCORES, ("attention itself", "mean", "max", "min and max", "antidiagonal"), strict=True))
     labels |= {"index max": "index branch, max", "index mean": "index branch, mean"}
     for panel, keys in zip(figure.subplots(1, len(BUDGETS), sharey=True), BUDGETS, strict=True):
         for score, label in labels.items():
