@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from asterism import attend, block_mass
+from asterism import block_mass
 from asterism.kernels.cpu import is_available
 from asterism.kernels.cpu import mass as fused
 
@@ -49,10 +49,12 @@ def test_it_is_that_of_pytorch(calls, pattern, block):
             if "documents" in pattern and "key_mask" in names:
                 continue
             given = {name: marks[name] for name in names}
+            calls.clear()
             found = block_mass(q, k, pattern, block=block, **given)
             told = block_mass(q.double(), k.double(), pattern, block=block, **given)
             assert torch.equal(found.queries, told.queries) and torch.equal(found.keys, told.keys)
-            torch.testing.assert_close(found.values.double(), told.values, rtol=1e-5, atol=3e-5)
+            rtol = 1e-6 if calls else 1e-5  # PyTorch adds up in another order
+            torch.testing.assert_close(found.values.double(), told.values, rtol=rtol, atol=3e-5)
     assert calls or "stride" in pattern or "documents" in pattern or pattern == "~dense()"
 
 
@@ -60,7 +62,7 @@ def test_segments(calls):
     q, k, marks = operands(0)
     found = block_mass(q, k, "causal()", block=16, segments=marks["segments"])
     told = block_mass(q.double(), k.double(), "causal()", block=16, segments=marks["segments"])
-    torch.testing.assert_close(found.values.double(), told.values, rtol=1e-5, atol=3e-5)
+    torch.testing.assert_close(found.values.double(), told.values, rtol=1e-6, atol=3e-5)
     assert calls
 
 
@@ -82,7 +84,7 @@ def test_a_later_query_of_a_step(calls):
     q, k, _ = operands(2)
     found = block_mass(q[:, :, 150:], k, "window(left=70)", block=16, query_offset=150)
     told = block_mass(q[:, :, 150:].double(), k.double(), "window(left=70)", block=16, query_offset=150)
-    torch.testing.assert_close(found.values.double(), told.values, rtol=1e-5, atol=3e-5)
+    torch.testing.assert_close(found.values.double(), told.values, rtol=1e-6, atol=3e-5)
     assert calls
 
 
@@ -114,25 +116,6 @@ def test_terms_go_another_way(calls):
     assert not calls
     block_mass(q, k, "causal()", block=16, terms=Terms(sinks=torch.zeros(4)))
     assert calls
-
-
-def test_it_takes_no_longer_than_attention_by_much():
-    """About the time of attention, where PyTorch takes several times as long; a bound that no busy machine breaks."""
-    import time
-
-    q, k, _ = operands(6, 2048, 8, 8)
-    v = torch.randn_like(k)
-
-    def least(call) -> float:
-        call()
-        times = []
-        for _ in range(5):
-            begun = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begun)
-        return min(times)
-
-    assert least(lambda: block_mass(q, k, "causal()", block=64)) < 10 * least(lambda: attend(q, k, v, "causal()"))
 
 
 def test_arrays_are_those_of_blocks():

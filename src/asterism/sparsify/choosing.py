@@ -73,8 +73,8 @@ def refined(
     bounds: tuple[Kind, float, int],
     pieces: Sequence[str],
     tell: Callable[[str], None],
-) -> tuple[Choice, float]:
-    """The choice after exchanges that lower its measured loss, and that loss in nats per token.
+) -> Choice:
+    """The choice after exchanges that lower its measured loss.
 
     bounds  the kind of cost, how much of it there may be, and how many exchanges may be tried
 
@@ -108,7 +108,7 @@ def refined(
                 break
         tell(f"exchanges: {best:.4f} -> {nats:.4f} nats")
         choice, best = chosen, nats
-    return choice, best
+    return choice
 
 
 def _exchanges(grid: Grid, prices: Prices, choice: Choice, kind: Kind, limit: float) -> list[Exchange]:

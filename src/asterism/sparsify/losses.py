@@ -46,8 +46,9 @@ class Record:
         try:
             before, losses = found["settings"], found["losses"]
             whole = all(math.isfinite(nats) for of_piece in losses.values() for nats in of_piece.values())
-            if not whole or not math.isfinite(found["seconds"]):
-                raise ValueError("a loss is not finite")
+            if not whole or not math.isfinite(found["seconds"]) or not isinstance(found.get("results", {}), dict):
+                raise ValueError("a loss is not finite, or results are missing")
+            _require_numbers(found.get("mass") or [])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError("damaged-file", f"{path} is not a record of `asterism sparsify`") from error
         for name in before.keys() | settings.keys():
@@ -73,6 +74,12 @@ class Record:
         """Write down something else."""
         self.document |= values
         write_json(self.path, self.document)
+
+
+def _require_numbers(mass: Any) -> None:
+    """Raises TypeError or ValueError for what `lost_mass` cannot have given."""
+    if not all(0 <= lost <= 1 for layer in mass for head in layer for lost in head):
+        raise ValueError("a share is not between 0 and 1")
 
 
 def _key(schedule: Schedule) -> str:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asterism.sparsify.grid import Choice, Grid
-from asterism.sparsify.losses import Schedule
 from asterism.sparsify.prices import Prices
 
 
@@ -19,7 +18,6 @@ class Measured:
     """
 
     name: str
-    schedule: Schedule
     cost: float
     share: float
     nats: float
@@ -56,7 +54,7 @@ class Sparsified:
             "choice": [list(levels) for levels in self.choice],
             "prices": asdict(self.prices),
             "predicted": self.predicted,
-            "rows": [{key: value for key, value in asdict(row).items() if key != "schedule"} for row in self.rows],
+            "rows": [asdict(row) for row in self.rows],
             "seconds": self.seconds,
         }
 
@@ -64,7 +62,7 @@ class Sparsified:
         return "\n".join([*self._compared(), "", *self._listed()])
 
     def _compared(self) -> list[str]:
-        cells = [("schedule", "keys", "share", "chosen by", "held out", "rise")]
+        cells = [("schedule", self.budget.partition("=")[0], "share", "chosen by", "held out", "rise")]
         dense = self.rows[0]
         for row in self.rows:
             figures = f"{row.cost:,.0f}", f"{row.share:.1%}", f"{row.nats:.4f}", f"{row.held_out:.4f}"

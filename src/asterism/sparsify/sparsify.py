@@ -6,7 +6,7 @@ from pathlib import Path
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.evaluation import CausalModel
-from asterism.files import replacing
+from asterism.files import remove_leftovers, replacing
 from asterism.models import use_pattern
 from asterism.models.drop_in.layers import describe_attention
 from asterism.quiet import quiet_transformers
@@ -20,6 +20,7 @@ from asterism.sparsify.prices import measure_prices
 from asterism.sparsify.result import Measured, Sparsified
 from asterism.sparsify.texts import Texts
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.lock import locked
 from asterism.training.tasks.models import ends, longest
 
 RECORD = "record.json"
@@ -50,18 +51,38 @@ def sparsify(
     fit, and CheckpointError for a folder of other settings and for losses that are not finite.
     """
     grid = _grid(causal, texts.length, window)
+    grid.limit(budget)  # refused before a folder is made
+    _require_folder(output)
+    with locked(output):
+        remove_leftovers(output)
+        return _sparsified(causal, texts, budget, grid, _record(causal, texts, window, output), trials, tell)
+
+
+def _require_folder(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise CheckpointError("output-not-a-folder", f"{output} is a file: choose another --output")
+
+
+def _sparsified(
+    causal: CausalModel,
+    texts: Texts,
+    budget: Budget,
+    grid: Grid,
+    record: Record,
+    trials: int,
+    tell: Callable[[str], None],
+) -> Sparsified:
+    """What `sparsify` gives, with a record that nobody else writes."""
     kind, limit = budget.kind, grid.limit(budget)
-    record = _record(causal, texts, window, output)
-    losses = Losses(causal, texts.pieces, record)
     mass = record.document.get("mass")
     if mass is None:
         tell("what each head reads")
         mass = lost_mass(causal.model, grid, texts.chosen_by[0])
-        losses.followed = ()
         record.note(mass=mass)
+    losses = Losses(causal, texts.pieces, record)
     prices = measure_prices(losses, grid, texts.choosing, mass, tell)
     spent = cheapest(prices, grid, kind, limit)
-    choice, _ = refined(losses, grid, prices, spent, (kind, limit, trials), texts.choosing, tell)
+    choice = refined(losses, grid, prices, spent, (kind, limit, trials), texts.choosing, tell)
     compared = {"as it is": grid.own, "least": grid.least, "price list": spent, "refined": choice}
     schedules = {name: (grid.patterns(one), grid.total(one, kind)) for name, one in compared.items()}
     schedules |= baselines(grid, prices, kind, limit)
@@ -70,7 +91,7 @@ def sparsify(
         tell(f"comparing: {name}")
         nats = losses.mean(schedule, texts.choosing), losses.mean(schedule, texts.judging)
         share = total / grid.total(grid.own, kind)
-        rows.append(Measured(name, schedule, grid.mean(total, kind), share, *nats))
+        rows.append(Measured(name, grid.mean(total, kind), share, *nats))
     use_pattern(causal.model, list(grid.patterns(choice)), native_window="replace")
     promised, seconds = prices.dense + prices.rise(spent), record.document["seconds"]
     result = Sparsified(str(causal.folder), str(budget), grid, choice, prices, promised, tuple(rows), seconds)
@@ -96,12 +117,9 @@ def _grid(causal: CausalModel, length: int, window: int) -> Grid:
 
 
 def _record(causal: CausalModel, texts: Texts, window: int, output: Path) -> Record:
-    """The measurements in a folder, which is made if it is missing."""
-    if output.exists() and not output.is_dir():
-        raise CheckpointError("output-not-a-folder", f"{output} is a file: choose another --output")
+    """The measurements in a folder."""
     identity = {name: value for name, value in causal.identity().items() if name != "model"}
     settings = {"length": texts.length, "window": window, "texts": texts.digest, "versions": _versions(), **identity}
-    output.mkdir(parents=True, exist_ok=True)
     return Record(output / RECORD, {name: settings[name] for name in sorted(settings)})
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +16,10 @@ from asterism.presence import require_data
 from asterism.training.data.corpora.folders import list_folder, regular
 from asterism.training.data.records.formats import read_records
 from asterism.training.data.records.record import Record
+
+_LONGEST = 64
+"""Characters of a document that are read for each token that is wanted: more than tokens have, but for long runs of
+blanks. What lies behind is not read, however long a file is."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,12 @@ def read_texts(model: CausalModel, data: Path, length: int, counts: tuple[int, i
     `data` is a file of text (one document), a folder of such files, or .jsonl with a `text`, or a `prompt` and a
     `completion`, in each line. Raises DataError for data that cannot be read or are too short.
     """
-    documents = _documents(data)
+    wanted = sum(counts)
+    documents = _documents(data, wanted * length * _LONGEST)
     random.Random(seed).shuffle(documents)
     pieces: list[list[Tensor]] = []
-    wanted = sum(counts)
-    for text in documents:
+    for read in documents:
+        text = read()
         ids: Tensor = model.tokenizer(text, return_tensors="pt", verbose=False).input_ids
         if found := [ids[:, at : at + length] for at in range(0, ids.shape[1] - length + 1, length)]:
             pieces.append(found)
@@ -89,28 +96,30 @@ def _in_turns(pieces: list[list[Tensor]], count: int) -> list[Tensor]:
     return [one[at] for at in range(most) for one in pieces if at < len(one)][:count]
 
 
-def _documents(data: Path) -> list[str]:
+def _documents(data: Path, most: int) -> list[Callable[[], str]]:
+    """What reads each document, of which so many characters are needed at most."""
     require_data(data)
     if data.is_dir():
-        return [_text(data / name) for name in list_folder(data)]
+        return [partial(_text, data / name, most) for name in list_folder(data)]
     if data.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
-        return [_of_record(record) for record in read_records(data, ["jsonl"])]
-    return [_text(data)]
+        return [partial(_of_record, record, most) for record in read_records(data, ["jsonl"])]
+    return [partial(_text, data, most)]
 
 
-def _of_record(record: Record) -> str:
+def _of_record(record: Record, most: int) -> str:
     names = ("text",) if "text" in record.fields else ("prompt", "completion")
     parts = [record.get(name) for name in names]
     if not all(isinstance(part, str) for part in parts):
         raise record.error(names[0], "must be a text")
-    return "".join(parts)
+    return "".join(parts)[:most]
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most: int) -> str:
     try:
-        return regular(path).read_bytes().decode()
+        with regular(path).open(encoding="utf-8", newline="") as file:
+            return file.read(most)
     except UnicodeDecodeError as error:
-        raise DataError("not-utf8", f"data: {path} is not UTF-8 at byte {error.start:,}") from error
+        raise DataError("not-utf8", f"data: {path} is not UTF-8") from error
     except OSError as error:
         raise DataError("unreadable-file", f"data: cannot read {path}: {error.strerror}") from error
 
