@@ -98,8 +98,8 @@ def _parser() -> Parser:
         "--budget",
         required=True,
         metavar="TEXT",
-        help="keys=512 or keys=25%%: keys that a query reads; cache=40%%: tokens that a cache keeps; flops=25%%: pairs"
-        " of the tiles computed; means over layers and heads, shares of the model as it is",
+        help="keys=512 or keys=25%%: keys that a query reads; cache=40%%: tokens that a cache keeps; flops=25%%:"
+        " operations of attention; means over layers and heads, shares of the model as it is",
     )
     parser.add_argument(
         "--length", type=whole_number(16), default=2048, metavar="N", help="tokens of a text (default: 2048)"

@@ -12,7 +12,7 @@ Kind = Literal["keys", "cache", "flops"]
 MEANING: dict[Kind, str] = {
     "keys": "keys that a query reads",
     "cache": "tokens that a cache keeps",
-    "flops": "pairs of the tiles computed",
+    "flops": "operations of attention",
 }
 """What a budget counts: the mean over all layers and heads, after a text of the length that is measured."""
 

@@ -23,15 +23,14 @@ Choice = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Costs:
-    """What a head does at the length measured: pairs that it reads, tokens of its cache, pairs of whole tiles."""
+    """What a head does at the length measured: pairs that it reads, and tokens of its cache."""
 
     keys: int
     cache: int
-    flops: int
 
     def of(self, kind: Kind) -> int:
-        """The cost of one kind."""
-        return int(getattr(self, kind))
+        """The cost of one kind; operations are counted in pairs."""
+        return self.cache if kind == "cache" else self.keys
 
 
 @remembering_few(4096)
@@ -39,7 +38,7 @@ def costs_of(pattern: Pattern, length: int) -> Costs:
     """What a head of this pattern, the same for all heads, does on a text of so many tokens."""
     plan = compile_pattern(pattern, length)
     kept = int((last_reader(pattern, np.arange(length)) >= length).sum())
-    return Costs(plan.pairs, kept, plan.pairs_computed)
+    return Costs(plan.pairs, kept)
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,9 @@ class Grid:
         return range(len(self.ladders))
 
     def weight(self, layer: int, kind: Kind) -> float:
-        """What one head counts in a sum over all."""
-        return self.widths[layer] if kind == "cache" else float(self.groups[layer])
+        """What one key head counts in a sum over all: by the numbers kept for a token, by query heads, or by both."""
+        queries = 1 if kind == "cache" else self.groups[layer]
+        return queries * (1.0 if kind == "keys" else self.widths[layer])
 
     def cost(self, layer: int, level: int, kind: Kind) -> float:
         """What a key head of this layer, with its queries, costs at a level, in pairs or in numbers kept."""
