@@ -33,7 +33,7 @@ from asterism.layers.index import Index, index_loss
 
 FEATURES, KEYS = 64, 1024
 LENGTHS, BLOCKS, HEADS = (32768, 131072), (32, 64, 128), ((3, 3), (9, 3))
-SCORES, BUDGETS, READ = ("mass", "mean", "max", "minmax", "antidiagonal"), (256, 512), 2048
+SCORES, BUDGETS, READ = ("mass", "mean", "max", "minmax", "antidiagonal"), (256, 512, 1024), 2048
 """A text has READ tokens, and the loss is that of its second half."""
 DOCUMENTS = 6
 ROUNDS, LEARNING_RATE, WIDTH, ASKED, START = (80, 60), 3e-3, 32, 512, 0.4

@@ -47,6 +47,7 @@ ALLOWED["evaluation"] = {*ALLOWED["training"], "evaluation"}
 ALLOWED["sparsify"] = {*ALLOWED["evaluation"], "evaluation", "sparsify"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["search"] = {*ALLOWED["training"], "bench", "search"}
+ALLOWED["reproduce"] = {*ALLOWED["search"], "theory", "search", "reproduce"}
 ALLOWED["explore"] = {*ALLOWED["training"], "theory", "explore"}
 ALLOWED["cli"] |= {
     "theory",
@@ -55,6 +56,7 @@ ALLOWED["cli"] |= {
     "explore",
     "report",
     "evaluation",
+    "reproduce",
     "search",
     "sparsify",
     "files",

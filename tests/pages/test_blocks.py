@@ -19,6 +19,7 @@ RUN_ELSEWHERE = {
 NEED_MODELS = (
     "howto/embed.md",
     "howto/huggingface.md",
+    "howto/reproduce.md",
     "howto/search.md",
     "howto/sparsify.md",
     "howto/trees.md",

@@ -36,6 +36,7 @@ VERBS = {
     "finetune": "teach a pretrained model to label, tag, answer questions, write, or answer in conversations",
     "evaluate": "score a trained model on data that it has not seen",
     "search": "find the pattern that a task deserves at equal cost, by training small models",
+    "reproduce": "run an experiment of a paper again, and see which of its claims hold",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt, or draw pictures, sounds and sequences, with a trained model",
     "report": "make a page of runs: curves, predictions, patterns, cost, and how they compare",

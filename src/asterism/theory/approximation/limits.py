@@ -13,7 +13,7 @@ attention needs about n layers: no theorem about reach, but one about work. Reac
 `interactions` counts: a token learns nothing of a vector that no path of edges brings to it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import reduce
 from operator import or_
@@ -28,7 +28,7 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.layers import SparseAttention
 from asterism.patterns import Pattern, Schedule, as_schedule
 from asterism.theory.certificates.graph import Booleans, Integers, read_graph
-from asterism.theory.certificates.reach import BLOCK, Layer, own_bits
+from asterism.theory.certificates.reach import BLOCK, Bits, Layer, own_bits
 
 Numbers = NDArray[Any]
 """Integers, floats, or objects such as Fraction."""
@@ -180,16 +180,37 @@ def interactions(pattern: Pattern | Schedule | str, n: int, layers: int) -> tupl
     because the residual stream may carry a token unchanged. The patterns of all heads count together. A token that
     cannot interact with its furthest vector can only guess. Raises ConfigurationError if `layers` is less than 1.
     """
+    pairs = np.zeros(layers, np.int64)
+    for _, number, bits in _followed(pattern, n, layers):
+        pairs[number] += np.bitwise_count(bits).sum(dtype=np.int64)
+    return tuple((pairs / n**2).tolist())
+
+
+def depends(pattern: Pattern | Schedule | str, n: int, layers: int, queries: Integers, keys: Integers) -> Booleans:
+    """Which pairs (query, key), int64 [pairs] each, can interact after `layers` layers: bool [pairs].
+
+    Raises ConfigurationError as `interactions` does.
+    """
+    found = np.zeros(len(queries), bool)
+    for start, number, bits in _followed(pattern, n, layers):
+        if number == layers - 1:
+            here = (keys >= start) & (keys < start + BLOCK)
+            place = (keys[here] - start).astype(np.uint64)
+            words = bits[queries[here], place // np.uint64(64)]
+            found[here] = (words >> (place % np.uint64(64))) & np.uint64(1) == 1
+    return found
+
+
+def _followed(pattern: Pattern | Schedule | str, n: int, layers: int) -> Iterator[tuple[int, int, Bits]]:
+    """For each block of keys, from `start` on, and each layer: the keys of the block that each query depends on."""
     if layers < 1:
         raise ConfigurationError("layers-range", f"layers must be at least 1, got {layers}")
-    schedule = as_schedule(pattern)
     steps = [
-        Layer(reduce(or_, (read_graph(part, n, head) for head in range(part.heads)))) for part in schedule.patterns
+        Layer(reduce(or_, (read_graph(part, n, head) for head in range(part.heads))))
+        for part in as_schedule(pattern).patterns
     ]
-    pairs = np.zeros(layers, np.int64)
     for start in range(0, n, BLOCK):
         bits = own_bits(n, np.arange(start, min(start + BLOCK, n)))
         for number in range(layers):
             bits = bits | steps[number % len(steps)](bits)
-            pairs[number] += np.bitwise_count(bits).sum(dtype=np.int64)
-    return tuple((pairs / n**2).tolist())
+            yield start, number, bits

@@ -1,0 +1,115 @@
+"""asterism reproduce: run an experiment of a paper again, and see which of its claims hold.
+
+NAME is an experiment of --list. At scale `laptop` it takes two cores about an hour; `workstation` is for one GPU and a
+day; `--scale paper --dry-run` counts what the published sizes cost. The folder gets page.md, plot.svg, record.json and
+the runs. The same command continues an experiment that was stopped, and what is measured is not run again.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asterism.cli.errors import UsageError
+from asterism.cli.output import say
+from asterism.cli.parser import Parser, print_json
+from asterism.cli.waiting import waiting
+from asterism.presence import require_package
+from asterism.reproduce.experiment import SCALES, Experiment, Scale, Table, verdict
+
+
+def run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse(argv)
+    with waiting("loading the experiments"):
+        from asterism.reproduce.kept import write_pages
+        from asterism.reproduce.registry import find_experiment
+    if arguments.pages is not None:
+        require_package("matplotlib", "matplotlib", "plot", "the plots of experiments")
+        paths = write_pages(arguments.pages)
+        print_json({"pages": [str(path) for path in paths]}) if arguments.json else print(*paths, sep="\n")
+    elif arguments.list:
+        _print_list(arguments.json)
+    elif arguments.name is None:
+        raise UsageError("reproduce-name", "give the NAME of an experiment, or --list to see them")
+    elif arguments.dry_run:
+        _print_costs(find_experiment(arguments.name), arguments.scale, arguments.json)
+    else:
+        _reproduce(find_experiment(arguments.name), arguments.scale, arguments.output, arguments.json)
+
+
+def _reproduce(one: Experiment, scale: Scale, output: Path | None, as_json: bool) -> None:
+    require_package("matplotlib", "matplotlib", "plot", "the plot of an experiment")
+    from asterism.reproduce.record import results_of
+    from asterism.reproduce.run import PAGE, reproduce
+
+    suffix = "" if scale == SCALES[0] else f"-{scale}"
+    folder = output or Path("runs") / f"reproduce-{one.name}{suffix}"
+    record = reproduce(one, scale, folder, say)
+    results = results_of(record)
+    findings = one.findings(results)
+    if as_json:
+        print_json({**record, "findings": [vars(found) for found in findings]})
+        return
+    print(one.table(results).aligned(), "", *findings, "", f"the page: {folder / PAGE}", sep="\n")
+
+
+def _print_list(as_json: bool) -> None:
+    from asterism.reproduce.kept import kept
+    from asterism.reproduce.record import results_of
+    from asterism.reproduce.registry import EXPERIMENTS
+
+    rows = []
+    for one in EXPERIMENTS.values():
+        record = kept(one)
+        found = [] if record is None else one.findings(results_of(record))
+        dates = [] if record is None else [row["date"] for row in record["rows"]]
+        rows.append(
+            {
+                "name": one.name,
+                "paper": one.paper,
+                "place": one.place,
+                "question": one.question,
+                "scales": list(one.setting),
+                "claims": {finding.claim: verdict(finding.holds) for finding in found},
+                "date": max(dates, default=None),
+            }
+        )
+    if as_json:
+        print_json({"experiments": rows})
+        return
+    cells = [(row["name"], f"{row['paper']}, {row['place']}", _state(row), row["question"]) for row in rows]
+    print(Table(("experiment", "of", "state", "question"), cells).aligned(left=True))
+
+
+def _state(row: dict[str, Any]) -> str:
+    """How many claims hold, and when that was seen."""
+    if row["date"] is None:
+        return "not run"
+    holds = sum(word == verdict(True) for word in row["claims"].values())
+    return f"{holds} of {len(row['claims'])} claims hold, {row['date']}"
+
+
+def _print_costs(one: Experiment, scale: Scale, as_json: bool) -> None:
+    from asterism.reproduce.costs import as_json as cost_as_json
+    from asterism.reproduce.costs import cost_table, costs
+
+    with waiting("counting operations and memory"):
+        found = costs(one, scale)
+    if as_json:
+        print_json({"experiment": one.name, "costs": [cost_as_json(cost) for cost in found]})
+    else:
+        print(cost_table(found).aligned())
+
+
+def _parser() -> Parser:
+    parser = Parser("reproduce", __doc__ or "", "asterism reproduce reach")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="an experiment; --list names them")
+    parser.add_argument(
+        "--scale", choices=SCALES, default=SCALES[0], help="laptop (default), workstation, or paper (with --dry-run)"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: runs/reproduce-NAME)")
+    parser.add_switch("--list", "list the experiments, and which claims held when they were last run", default=False)
+    parser.add_switch("--dry-run", "count operations and memory, and run nothing", default=False)
+    parser.add_argument(
+        "--pages", type=Path, metavar="DIR", help="write the pages of all papers from the records of the package"
+    )
+    return parser

@@ -1,0 +1,162 @@
+"""One experiment of a paper: its question, the runs that ask it, the published figures, and what of the claim holds.
+
+    Experiment --trials(scale)--> Trial --run(folder)--> figures --table, findings, draw--> a page
+
+Every experiment is a file in `experiments/`. What it finds is decided by functions of the recorded figures alone, so a
+page can be written again from a record without a run.
+"""
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from asterism.errors import ConfigurationError
+from asterism.training.settings.configuration import RunConfig
+
+Scale = Literal["laptop", "workstation", "paper"]
+"""Two cores and an hour, one GPU and a day, or the published sizes and steps."""
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+Figures = Mapping[str, float]
+
+
+class Trial(ABC):
+    """One measurement of an experiment, which a record holds once it is made.
+
+    name    what is compared, such as a pattern and a depth
+    seed    of weights, data and batches
+    """
+
+    name: str
+    seed: int
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that decides the figures, as JSON, without the places of files."""
+
+    @abstractmethod
+    def run(self, folder: Path) -> Figures:
+        """Measure, with files in `folder`, which all trials of an experiment share; go on where a run was stopped."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The recorded figures, by the name of the trial, with one entry for each seed."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    def values(self, trial: str, figure: str) -> list[float]:
+        """A figure of a trial, of every seed; empty if it was not measured."""
+        return [row["figures"][figure] for row in self.rows if row["trial"] == trial and figure in row["figures"]]
+
+    def mean(self, trial: str, figure: str) -> float | None:
+        """The mean over seeds, or None if it was not measured."""
+        values = self.values(trial, figure)
+        return statistics.mean(values) if values else None
+
+    def minutes(self) -> list[float]:
+        """Those of every row; of a row that does not say so, 0."""
+        return [row["figures"].get("minutes", 0.0) for row in self.rows]
+
+    def shown(self, trial: str, figure: str, form: str = ".3f") -> str:
+        """The mean, with half of the range if there are several seeds; `-` if it was not measured."""
+        values = self.values(trial, figure)
+        if not values:
+            return "-"
+        spread = f" ± {(max(values) - min(values)) / 2:{form}}" if len(values) > 1 else ""
+        return f"{statistics.mean(values):{form}}{spread}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text below headings."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """The table for a page."""
+        lines = [self.headings, ["---"] * len(self.headings), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def aligned(self, *, left: bool = False) -> str:
+        """The table for a terminal; columns after the first are to the right, unless `left`."""
+        lines = [self.headings, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
+        return "\n".join(
+            "  ".join(
+                f"{cell:{'<' if left or not column else '>'}{width}}"
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, whether it holds here (None: not decided by what was measured), and what was seen."""
+
+    claim: str
+    holds: bool | None
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{self.claim}: {verdict(self.holds)}. {self.seen}"
+
+
+def decided(
+    claim: str, values: Mapping[str, float | None], holds: Callable[[Mapping[str, float]], bool], seen: str
+) -> Finding:
+    """Whether a claim holds for these values by name, which `seen` may show as {name}; undecided if one is missing."""
+    known = {name: value for name, value in values.items() if value is not None}
+    if missing := [name for name in values if name not in known]:
+        return Finding(claim, None, f"Not measured: {', '.join(missing)}.")
+    return Finding(claim, holds(known), seen.format_map(known))
+
+
+def verdict(holds: bool | None) -> str:
+    """A word for people."""
+    return {True: "holds", False: "fails", None: "undecided"}[holds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment.
+
+    paper       short name of the paper, a key of `papers.PAPERS`, and where in it: "Table 1"
+    question    one sentence
+    setting     for each scale that there is: what is trained, on what, for how long
+    trials      of a scale
+    table       ours next to the published figures
+    findings    the claims, decided
+    draw        writes the plot to a file of matplotlib's kinds
+    published   configurations at the published sizes, and their parameters in the paper (None: not said), by name
+    caveats     what differs from the paper, and what is not known of it
+    tried       of claims that fail: the likely cause, and what was tried
+    """
+
+    name: str
+    paper: str
+    place: str
+    question: str
+    setting: Mapping[Scale, str]
+    trials: Callable[[Scale], Sequence[Trial]]
+    table: Callable[[Results], Table]
+    findings: Callable[[Results], Sequence[Finding]]
+    draw: Callable[[Results, Path], None]
+    published: Callable[[], Mapping[str, tuple[RunConfig, float | None]]]
+    caveats: Sequence[str] = ()
+    tried: Sequence[str] = ()
+
+
+def require_scale(experiment: Experiment, scale: Scale) -> None:
+    """Raise ConfigurationError for a scale at which the experiment cannot run."""
+    if scale not in experiment.setting:
+        raise ConfigurationError(
+            "reproduce-scale",
+            f"{experiment.name} runs at scale {' and '.join(experiment.setting)}, not {scale}; `--scale paper"
+            " --dry-run` counts what the published sizes cost",
+        )

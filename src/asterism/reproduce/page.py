@@ -1,0 +1,52 @@
+"""The page of a paper, and the section of an experiment in it, written from records."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asterism.reproduce.experiment import Experiment, Results, Table, verdict
+from asterism.reproduce.papers import PAPERS
+from asterism.reproduce.record import results_of
+
+
+def page(paper: str, kept: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> str:
+    """The page of a paper, in Markdown: a section for each experiment with a record; plots are pictures/NAME.svg."""
+    source = PAPERS[paper]
+    head = (
+        f"# {source.short}\n\n{source.authors}, *{source.title}*, [{source.link}](https://{source.link}).\n\n"
+        "What counts is whether a claim holds, not whether digits agree: models here are small. This page is written by"
+        " `asterism reproduce --pages` from the kept records.\n"
+    )
+    sections = [section(experiment, record, f"pictures/{experiment.name}.svg") for experiment, record in kept]
+    return "\n".join([head, *sections])
+
+
+def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str:
+    """What an experiment found, in Markdown: question, claims, table, plot, setting and caveats."""
+    results, rows = results_of(record), record["rows"]
+    findings = experiment.findings(results)
+    claims = Table(("claim", "here", "seen"), [(one.claim, f"**{verdict(one.holds)}**", one.seen) for one in findings])
+    parts = [
+        f"## {experiment.place}: {experiment.name}\n",
+        f"{experiment.question}\n",
+        claims.markdown() + "\n",
+        experiment.table(results).markdown() + "\n",
+        f"![{experiment.question}]({plot})\n",
+        f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
+    ]
+    for title, lines in (("What differs from the paper", experiment.caveats), ("What was tried", experiment.tried)):
+        if lines:
+            parts.append("\n".join([f"{title}:\n", *(f"- {line}" for line in lines), ""]))
+    scale = "" if record["scale"] == "laptop" else f" --scale {record['scale']}"
+    parts.append(f"```sh\nasterism reproduce {experiment.name}{scale}\n```\n")
+    return "\n".join(parts)
+
+
+def _ran(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Seeds, minutes, machines and dates of the rows."""
+    seeds, minutes = {row["seed"] for row in rows}, sum(Results(rows).minutes())
+    machines = sorted({f"{row['machine']['processor']} ({row['machine']['kernel']})" for row in rows})
+    dates = sorted({row["date"] for row in rows})
+    count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    took = f"{count}, {minutes:,.0f} minutes in all on " if minutes else ""
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"{took}{', '.join(machines)}, {when}."

@@ -1,0 +1,99 @@
+"""The record of an experiment: one JSON file with a row for each trial, rewritten whenever one is measured.
+
+A row has the trial's name and seed, its settings, its figures, and the date. A trial that has a row with the same
+settings is not run again; one with other settings is refused.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asterism.bench.machine import describe
+from asterism.errors import CheckpointError
+from asterism.files import read_json, write_json
+from asterism.reproduce.experiment import Experiment, Figures, Results, Scale, Trial
+
+RECORD = "record.json"
+VERSION = 1
+"""Of the form of records."""
+
+
+def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str, Any]:
+    """The record in a folder, or a new one where the folder holds nothing.
+
+    Raises CheckpointError for a record of another experiment, scale or version, for a damaged one, and for a folder of
+    other things.
+    """
+    path = folder / RECORD
+    if not path.exists():
+        if others := sorted(one.name for one in folder.iterdir() if one.name[0] != ".") if folder.is_dir() else []:
+            raise CheckpointError(
+                "reproduce-folder", f"{folder} holds no experiment but {others[0]}; give another --output, or remove it"
+            )
+        return {"version": VERSION, "experiment": experiment.name, "scale": scale, "rows": []}
+    record = read_record(path)
+    for name, mine in (("experiment", experiment.name), ("scale", scale)):
+        if record[name] != mine:
+            raise CheckpointError(
+                "reproduce-other", f"{folder} holds {name} {record[name]!r}, not {mine!r}; give another --output"
+            )
+    return record
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record. Raises CheckpointError for a damaged one, and for one of another version of the form."""
+    record = read_json(path)
+    try:
+        version = record["version"]
+        if version == VERSION:
+            _ = [record["experiment"] + record["scale"]]
+            for row in record["rows"] + []:
+                _ = [row["trial"] + row["date"], row["seed"] + 0, row["settings"].items(), row["machine"].items()]
+                _ = [value + 0 for value in row["figures"].values()]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError("damaged-file", f"{path} is damaged: it is no record of an experiment") from error
+    if version != VERSION:
+        raise CheckpointError(
+            "reproduce-version",
+            f"{path} has version {version!r}, not {VERSION}; give another --output, or remove it to measure again",
+        )
+    return dict(record)
+
+
+def is_measured(record: Mapping[str, Any], trial: Trial, folder: Path) -> bool:
+    """Whether the record has a trial. Raises CheckpointError where it was measured with other settings."""
+    for row in record["rows"]:
+        if (row["trial"], row["seed"]) == (trial.name, trial.seed):
+            if differing := _difference(row["settings"], trial.settings()):
+                raise CheckpointError(
+                    "reproduce-changed",
+                    f"{folder} holds {trial.name!r} with {differing}; give another --output, or remove it to measure"
+                    " again",
+                )
+            return True
+    return False
+
+
+def add(folder: Path, record: dict[str, Any], trial: Trial, figures: Figures) -> None:
+    """Add a row, and write the record."""
+    row = {"trial": trial.name, "seed": trial.seed, "figures": dict(figures), "date": time.strftime("%Y-%m-%d")}
+    record["rows"].append(row | {"machine": describe("cpu"), "settings": trial.settings()})
+    write_json(folder / RECORD, record)
+
+
+def results_of(record: Mapping[str, Any]) -> Results:
+    """The figures of a record."""
+    return Results(record["rows"])
+
+
+def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any], inside: str = "") -> str:
+    """The first setting that differs: `learning_rate 0.001, not 0.003`; empty if none does."""
+    for name in [*mine, *(name for name in theirs if name not in mine)]:
+        a, b = theirs.get(name), mine.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            if found := _difference(a, b, f"{inside}{name}."):
+                return found
+        elif a != b:
+            return f"{inside}{name} {a!r}, not {b!r}"
+    return ""

@@ -1,0 +1,20 @@
+"""The experiments, by name."""
+
+from asterism.errors import ConfigurationError, nearest
+from asterism.reproduce.experiment import Experiment
+from asterism.reproduce.experiments.copy_task import COPY_TASK
+from asterism.reproduce.experiments.reach import REACH
+from asterism.reproduce.experiments.recall import RECALL
+from asterism.reproduce.experiments.turing import TURING
+
+EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (COPY_TASK, REACH, RECALL, TURING)}
+
+
+def find_experiment(name: str) -> Experiment:
+    """An experiment. Raises ConfigurationError for an unknown name, with the nearest known one."""
+    if name not in EXPERIMENTS:
+        raise ConfigurationError(
+            "unknown-experiment",
+            f"there is no experiment {name!r}.{nearest(name, EXPERIMENTS)} `asterism reproduce --list` names them",
+        )
+    return EXPERIMENTS[name]

@@ -1,0 +1,51 @@
+"""`asterism reproduce`: lists, runs, counts, writes pages; and one line for what it refuses."""
+
+import json
+
+import pytest
+from command_line import refuses
+
+
+def test_an_experiment_runs_to_its_page_and_is_not_run_again(run, tmp_path):
+    words = "reproduce", "turing", "--output", tmp_path / "found"
+    first = run(*words)
+    assert first.code == 0 and "palindromes 0110" in first.out and first.err.startswith("1 of 10: palindromes, full")
+    assert "T steps take T (T + 1) / 2 tokens of the sparse decoder: holds." in first.out
+    assert (tmp_path / "found" / "plot.svg").read_text().startswith("<?xml")
+    again = run(*words)
+    assert again.out == first.out and not again.err
+    record = json.loads(run(*words, "--json").out)
+    assert [finding["holds"] for finding in record["findings"]] == [True, True, True]
+    refuses(run("reproduce", "reach", "--output", tmp_path / "found"), 4, "holds experiment 'turing', not 'reach'")
+
+
+def test_the_list_says_what_was_found(run):
+    listed = run("reproduce", "--list").out
+    assert "turing" in listed and "3 of 3 claims hold, 20" in listed
+    experiments = json.loads(run("reproduce", "--list", "--json").out)["experiments"]
+    assert {"copy-task", "reach", "recall", "turing"} <= {one["name"] for one in experiments}
+
+
+def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "strided, union, 4 layers" in run("reproduce", "copy-task", "--scale", "paper", "--dry-run").out
+    costs = json.loads(run("reproduce", "copy-task", "--dry-run", "--json").out)["costs"]
+    assert len(costs) == 32 and all(cost["flops"] > 0 for cost in costs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("", 2, "give the NAME of an experiment, or --list"),
+        ("copy-tsk", 2, "Did you mean 'copy-task'?"),
+        ("turing --scale paper", 2, "turing runs at scale laptop, not paper"),
+        ("turing --scale desktop", 2, "invalid choice: 'desktop'"),
+        ("turing --output file", 4, "file"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(run, tmp_path, monkeypatch, words, code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    refuses(run("reproduce", *words.split()), code, message)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,321 @@
+"""Experiments of papers: a record that goes on after a stop and refuses what changed, findings, pages, costs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refusals import refusing
+from repository import ROOT
+
+from asterism import attend
+from asterism.errors import CheckpointError, ConfigurationError
+from asterism.reproduce import EXPERIMENTS, find_experiment, reproduce
+from asterism.reproduce.costs import costs
+from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Table, Trial, decided
+from asterism.reproduce.experiments import copy_task
+from asterism.reproduce.kept import kept, write_pages
+from asterism.reproduce.record import RECORD, read_record
+from asterism.reproduce.trials import Answering, Computation, Training
+from asterism.theory.approximation.limits import depends
+
+PAGES = ROOT / "docs" / "results" / "papers"
+
+
+@dataclass
+class Asked(Trial):
+    """A trial that says that it was run, and fails when told to."""
+
+    name: str
+    seed: int
+    log: list[str]
+    broken: bool = False
+    given: Mapping[str, Any] = field(default_factory=lambda: {"width": 4, "model": {"heads": 2}})
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.given)
+
+    def run(self, folder: Path) -> Figures:
+        if self.broken:
+            raise KeyboardInterrupt
+        self.log.append(f"{self.name}-{self.seed}")
+        return {"score": float(len(self.name) + self.seed), "minutes": 1.0}
+
+
+def made_up(*trials: Trial) -> Experiment:
+    """An experiment of these trials."""
+    names = list(dict.fromkeys(trial.name for trial in trials))
+    return Experiment(
+        name="made-up",
+        paper="yun-2020",
+        place="Table 0",
+        question="Does it work?",
+        setting={"laptop": "Nothing is trained."},
+        trials=lambda scale: trials,
+        table=lambda results: Table(
+            ("trial", "score"), [(name, results.shown(name, "score", ".1f")) for name in names]
+        ),
+        findings=lambda results: [
+            decided("all score", {name: results.mean(name, "score") for name in names}, lambda of: True, "They do.")
+        ],
+        draw=lambda results, path: path.write_text("<svg/>"),
+        published=dict,
+    )
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_measured_is_not_run_again_and_a_stop_changes_nothing(tmp_path):
+    log: list[str] = []
+    trials = [Asked(name, seed, log) for seed in (0, 1) for name in ("one", "three")]
+    whole = reproduce(made_up(*trials), "laptop", tmp_path / "whole")
+    assert log == ["one-0", "three-0", "one-1", "three-1"]
+    log.clear()
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(made_up(*trials[:2], replace(trials[2], broken=True), trials[3]), "laptop", tmp_path / "stopped")
+    assert log == ["one-0", "three-0"] and not (tmp_path / "stopped" / "page.md").exists()
+    again = reproduce(made_up(*trials), "laptop", tmp_path / "stopped")
+    assert log == ["one-0", "three-0", "one-1", "three-1"]
+    assert again == whole == read_record(tmp_path / "stopped" / RECORD)
+    assert (tmp_path / "stopped" / "page.md").read_text() == (tmp_path / "whole" / "page.md").read_text()
+    reproduce(made_up(*trials), "laptop", tmp_path / "stopped")
+    assert len(log) == 4
+    assert "| one | 3.5 ± 0.5 |" in (tmp_path / "whole" / "page.md").read_text()
+
+
+def test_other_settings_another_experiment_and_other_files_are_refused(tmp_path):
+    folder, log = tmp_path / "made", []
+    reproduce(made_up(Asked("one", 0, log)), "laptop", folder)
+    changed = Asked("one", 0, log, given={"width": 4, "model": {"heads": 3}})
+    with refusing(CheckpointError, "reproduce-changed", "holds 'one' with model.heads 2, not 3; give another --output"):
+        reproduce(made_up(changed), "laptop", folder)
+    with refusing(CheckpointError, "reproduce-other", "holds experiment 'made-up', not 'other'"):
+        reproduce(replace(made_up(), name="other"), "laptop", folder)
+    with refusing(ConfigurationError, "reproduce-scale", "made-up runs at scale laptop, not paper"):
+        reproduce(made_up(), "paper", folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").touch()
+    with refusing(CheckpointError, "reproduce-folder", "holds no experiment but thesis.txt"):
+        reproduce(made_up(), "laptop", other)
+    assert log == ["one-0"] and [path.name for path in other.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda record: record.update(version=2), "reproduce-version"),
+        (lambda record: record.pop("version"), "damaged-file"),
+        (lambda record: record.update(rows={}), "damaged-file"),
+        (lambda record: record.update(rows=[3]), "damaged-file"),
+        (lambda record: record["rows"][0].pop("figures"), "damaged-file"),
+        (lambda record: record["rows"][0].update(figures={"score": "high"}), "damaged-file"),
+        (lambda record: record["rows"][0].update(seed="0"), "damaged-file"),
+        (lambda record: record["rows"][0].update(settings=[]), "damaged-file"),
+    ],
+)
+def test_a_damaged_record_is_one_line(tmp_path, change, code):
+    trials = made_up(Asked("one", 0, []))
+    record = reproduce(trials, "laptop", tmp_path / "made")
+    change(record)
+    (tmp_path / "made" / RECORD).write_text(json.dumps(record))
+    with refusing(CheckpointError, code):
+        reproduce(trials, "laptop", tmp_path / "made")
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
+
+
+def small_copy(steps: int) -> Training:
+    """A run of the copy task that takes seconds."""
+    trial = copy_task.trials("laptop")[0]
+    shape = replace(trial.config.model, hidden_size=16, intermediate_size=16)
+    return replace(
+        trial,
+        config=replace(
+            trial.config,
+            model=shape,
+            steps=steps,
+            batch_size=2,
+            evaluation_every=100,
+            checkpoint_every=2,
+            report_bytes=copy_task.LENGTH,
+        ),
+        reported=("validation_bits_per_byte",),
+    )
+
+
+@pytest.fixture
+def few_rows(monkeypatch):
+    monkeypatch.setattr(copy_task, "ROWS", 64)
+    monkeypatch.setattr(copy_task, "TESTED", 4)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("few_rows")
+def test_a_run_that_was_stopped_ends_with_the_same_figures(tmp_path, monkeypatch):
+    from asterism.training.run import loop
+
+    whole = small_copy(6).run(tmp_path / "whole")
+    step, count = loop.torch.nn.utils.clip_grad_norm_, iter(range(100))
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        if next(count) == 4:
+            raise KeyboardInterrupt
+        return step(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", stop)
+        with pytest.raises(KeyboardInterrupt):
+            small_copy(6).run(tmp_path / "stopped")
+    again = small_copy(6).run(tmp_path / "stopped")
+    assert {name: whole[name] for name in whole if name != "minutes"} == {
+        name: again[name] for name in again if name != "minutes"
+    }
+    assert whole["parameters"] > 0 and whole["validation_bits_per_byte"] > 0
+
+
+@pytest.mark.model
+def test_a_task_of_search_is_learnt_with_the_schedule(tmp_path):
+    trial = EXPERIMENTS["recall"].trials("laptop")[0]
+    assert isinstance(trial, Answering)
+    small = replace(trial, search=replace(trial.search, steps=2, width=16, heads=2, batch=2, held_out=4))
+    assert small.run(tmp_path) == {**small.run(tmp_path)}  # from its checkpoint
+    assert small.settings()["schedule"] == trial.schedule
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["window-1-layer-0"]
+
+
+def test_a_computation_has_its_arguments_for_settings(tmp_path):
+    trial = Computation(name="x", seed=3, compute=lambda a, seed: {"sum": a + seed}, arguments={"a": 4})
+    assert trial.settings() == {"a": 4, "seed": 3} and trial.run(tmp_path) == {"sum": 7}
+
+
+# --- the copy task ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_copy_task_are_a_text_twice():
+    rows = copy_task.rows(50, seed=1)
+    assert rows.shape == (50, 256) and rows.dtype == np.uint8
+    assert (rows[:, :128] == rows[:, 128:]).all() and (rows[:, [0, 128]] == 0).all()
+    assert set(np.unique(rows[:, 1:128])) == set(range(1, 128))
+    assert not (copy_task.rows(50, seed=0) == rows).all(axis=1).any()
+
+
+@pytest.mark.parametrize(("shift", "least", "most"), [(127, 1, 1), (126, 0, 0.05)])
+def test_only_who_reads_127_places_back_copies(monkeypatch, shift, least, most):
+    """A model that says again what stood `shift` places before it."""
+
+    def model(ids: torch.Tensor) -> Any:
+        back = torch.roll(ids, shift, dims=1)
+        return SimpleNamespace(logits=torch.nn.functional.one_hot(back, 256).float())
+
+    monkeypatch.setattr("asterism.training.open_run", lambda folder: SimpleNamespace(model=model))
+    assert least <= copy_task._score(Path("nowhere"))["accuracy"] <= most
+
+
+@pytest.mark.parametrize("pattern", list(copy_task.PATTERNS))
+def test_what_two_layers_of_the_copy_task_can_reach(pattern):
+    """Strided and fixed reach 127 places back in two layers, in one layer only where a last token of a block stands."""
+    schedule = copy_task.PATTERNS[pattern]
+    queries = np.arange(128, 255)
+    one, two = (depends(schedule, 256, layers, queries, queries - 127) for layers in (1, 2))
+    if "strided" in pattern or "fixed" in pattern:
+        assert two.all()
+        assert one.mean() == pytest.approx({"fixed, union": 8, "fixed, multihead": 8}.get(pattern, 0) / 127)
+    elif pattern == "star":
+        assert not one.any() and not two[20:].any()
+    else:  # four heads with a tenth to a fifth of the keys each
+        assert 0.3 < one.mean() < 0.8
+
+
+# --- findings and pages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_nothing_measured_decides_nothing(one: Experiment, tmp_path):
+    nothing = Results(())
+    assert [finding.holds for finding in one.findings(nothing)] == [None] * len(one.findings(nothing))
+    assert len(one.table(nothing).rows) > 1
+    one.draw(nothing, tmp_path / "plot.svg")
+
+
+@pytest.mark.parametrize("one", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_trials_have_names_of_their_own_and_settings_that_json_holds(one: Experiment):
+    for scale in one.setting:
+        trials = one.trials(scale)
+        assert len({(trial.name, trial.seed) for trial in trials}) == len(trials)
+        for trial in trials:
+            assert json.loads(json.dumps(trial.settings())) == trial.settings()
+
+
+@pytest.mark.parametrize("one", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_kept_records_are_whole_and_of_today_s_experiments(one: Experiment):
+    record = kept(one)
+    if record is None:
+        return
+    names = [(trial.name, trial.seed) for trial in one.trials(record["scale"])]
+    assert [(row["trial"], row["seed"]) for row in record["rows"]] == names
+    assert all(finding.holds is not None for finding in one.findings(Results(record["rows"])))
+
+
+def test_pages_are_what_the_records_say(tmp_path):
+    written = write_pages(tmp_path)
+    assert sorted(path.name for path in written) == sorted(path.name for path in PAGES.glob("*.md"))
+    for path in written:
+        assert path.read_text() == (PAGES / path.name).read_text(), f"write {path.name} again: benchmarks/papers.py"
+    pictures = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    assert pictures == sorted(path.name for path in (PAGES / "pictures").iterdir())
+
+
+def test_a_claim_is_decided_by_all_its_values():
+    values = {"a, 1": 0.25, "b": 0.5}
+    assert decided("x", values, lambda of: of["b"] > of["a, 1"], "a {a, 1:.0%}, b {b:.1f}") == Finding(
+        "x", True, "a 25%, b 0.5"
+    )
+    assert decided("x", {**values, "c": None}, lambda of: True, "{b}") == Finding("x", None, "Not measured: c.")
+
+
+def test_reach_finds_what_the_paper_says_wrongly():
+    record = kept(EXPERIMENTS["reach"])
+    assert record is not None
+    held = {finding.claim: finding.holds for finding in EXPERIMENTS["reach"].findings(Results(record["rows"]))}
+    assert held["two layers of star connect all"] and not held["two layers of strided connect all"]
+
+
+def test_pairs_that_depend_are_those_of_boolean_products():
+    random = np.random.default_rng(0)
+    n, pattern = 40, "window(left=2) | random_blocks(block=4, count=1, seed=3, heads=2) & causal()"
+    q = torch.zeros(1, 2, n, 4, dtype=torch.float64)
+    seen = [
+        attend(q, q, torch.eye(n, dtype=q.dtype)[None, None].repeat(1, 2, 1, 1), pattern, implementation="reference")
+    ]
+    reads = (seen[0][0] > 0).any(dim=0).numpy()
+    step, queries, keys = reads | np.eye(n, dtype=bool), *random.integers(0, n, (2, 300))
+    whole = step
+    for layers in (1, 2, 3):
+        assert (depends(pattern, n, layers, queries, keys) == whole[queries, keys]).all()
+        whole = (whole.astype(int) @ step.astype(int)) > 0
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_published_sizes_have_the_parameters_of_the_paper(one: Experiment):
+    for cost in costs(one, "paper"):
+        assert cost.flops > 0 and cost.memory > 0 and cost.days > 0
+        if cost.published is not None:
+            assert cost.parameters == pytest.approx(cost.published, rel=0.03)
+
+
+def test_names_that_are_not_there_have_a_near_one():
+    with refusing(
+        ConfigurationError, "unknown-experiment", "there is no experiment 'copy-tsk'. Did you mean 'copy-task'?"
+    ):
+        find_experiment("copy-tsk")
