@@ -99,7 +99,7 @@ def read_json(path: Path) -> Any:
         document = json.loads(read_bytes(path).decode())
     except (ValueError, RecursionError) as error:
         raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
-    level, depth = [document], 0
+    level, depth = [document] if isinstance(document, dict | list) else [], 0
     while level := [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]:
         depth += 1
         if depth >= _DEEPEST:
@@ -253,9 +253,13 @@ def is_leftover(path: Path) -> bool:
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove from a folder what writers that were killed left behind; nobody else may be writing there now."""
-    for path in [path for path in folder.iterdir() if is_leftover(path)] if folder.is_dir() else []:
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove from a folder what writers that were killed left behind; nobody else may be writing there now.
+
+    With a name, only what was to become that file or folder.
+    """
+    left = [path for path in folder.iterdir() if is_leftover(path)] if folder.is_dir() else []
+    for path in [path for path in left if name in (None, path.name[1 : -len("-") - 32])]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -7,6 +7,7 @@ import pytest
 from command_line import refuses
 
 from asterism.cli.main import VERBS
+from asterism.training.run.integrity import seal
 
 TINY = shlex.split("--length 64 --candidates 3 --rungs 1 --steps 2 --width 16 --batch 4 --held-out 4 --budget keys=24")
 
@@ -30,7 +31,7 @@ def test_a_text_is_searched_and_the_same_command_prints_the_same(run, text_file,
     again = run(*command)
     assert again.out == first.out and not again.err
     record = json.loads(run(*command, "--json").out)
-    assert record == json.loads((tmp_path / "found" / "record.json").read_text())
+    assert seal(record) == json.loads((tmp_path / "found" / "record.json").read_text())
     refuses(run(*command, "--seed", "1"), 4, "a search with seed 0, not 1; give another --output")
     text_file = tmp_path / "other"
     text_file.write_bytes(b"another text " * 1000)

@@ -63,7 +63,15 @@ def logits(model, ids: torch.Tensor, **named) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"index_local_blocks": 2}, {"index_topk_blocks": 1}, {"index_topk_blocks": 64}]
+    "changes",
+    [
+        {},
+        {"index_local_blocks": 2},
+        {"index_topk_blocks": 1},
+        {"index_topk_blocks": 64},
+        {"num_key_value_heads": 1, "index_n_heads": 2},
+        {"num_key_value_heads": 4, "index_n_heads": 2},
+    ],
 )
 @pytest.mark.parametrize("length", [1, 16, 17, 150])
 def test_it_reads_what_transformers_reads(changes, length):

@@ -23,6 +23,7 @@ from asterism.reproduce.kept import kept, write_pages
 from asterism.reproduce.record import RECORD, read_record
 from asterism.reproduce.trials import Answering, Computation, Training
 from asterism.theory.approximation.limits import depends
+from asterism.training.run.integrity import seal, write_sealed
 
 PAGES = ROOT / "docs" / "results" / "papers"
 
@@ -110,21 +111,32 @@ def test_other_settings_another_experiment_and_other_files_are_refused(tmp_path)
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (lambda record: record.update(version=2), "reproduce-version"),
-        (lambda record: record.pop("version"), "damaged-file"),
-        (lambda record: record.update(rows={}), "damaged-file"),
-        (lambda record: record.update(rows=[3]), "damaged-file"),
-        (lambda record: record["rows"][0].pop("figures"), "damaged-file"),
-        (lambda record: record["rows"][0].update(figures={"score": "high"}), "damaged-file"),
-        (lambda record: record["rows"][0].update(seed="0"), "damaged-file"),
-        (lambda record: record["rows"][0].update(settings=[]), "damaged-file"),
+        (lambda record: record | {"version": 2}, "reproduce-version"),
+        (lambda record: {name: value for name, value in record.items() if name != "rows"}, "foreign-record"),
     ],
 )
-def test_a_damaged_record_is_one_line(tmp_path, change, code):
+def test_a_record_of_another_form_is_one_line(tmp_path, change, code):
     trials = made_up(Asked("one", 0, []))
     record = reproduce(trials, "laptop", tmp_path / "made")
-    change(record)
-    (tmp_path / "made" / RECORD).write_text(json.dumps(record))
+    write_sealed(tmp_path / "made" / RECORD, change(record))
+    with refusing(CheckpointError, code):
+        reproduce(trials, "laptop", tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("null", "damaged-fields"),
+        ("[]", "damaged-fields"),
+        ("{}", "seal-missing"),
+        ("{", "damaged-file"),
+        (None, "file-tampered"),
+    ],
+)
+def test_a_damaged_record_is_one_line(tmp_path, text, code):
+    trials = made_up(Asked("one", 0, []))
+    record = reproduce(trials, "laptop", tmp_path / "made")
+    (tmp_path / "made" / RECORD).write_text(text or json.dumps(seal(record)).replace('"score": 3.0', '"score": 4.0'))
     with refusing(CheckpointError, code):
         reproduce(trials, "laptop", tmp_path / "made")
 

@@ -18,6 +18,7 @@ from asterism.search.candidates import Family, Place, Size, candidates, fit
 from asterism.search.halving import Trainee
 from asterism.search.record import score_at
 from asterism.search.tasks import make_task
+from asterism.training.run.integrity import seal
 
 PLACE = Place(length=128, layers=2, heads=2)
 SMALL = SearchSettings(
@@ -225,7 +226,7 @@ def test_halving_keeps_the_best_and_trains_dense_to_the_end(whole):
     assert kept == set(sorted(first, key=first.get)[:3])
     assert all(set(row["scores"]) == ({"0", "1"} if row["pattern"] in kept else {"0"}) for row in rows)
     assert [one["steps"] for one in rows[0]["scores"]["0"]][:1] == [4]
-    assert json.loads((folder / "record.json").read_text()) == record
+    assert json.loads((folder / "record.json").read_text()) == seal(record)
     printed = table(record)
     assert all(row["pattern"] in printed for row in record["rows"]) and "100.0%" in printed
     draw_frontier(record, folder / "frontier.svg")
@@ -303,8 +304,11 @@ def test_another_search_in_the_folder_is_refused(whole, tmp_path):
     (tmp_path / "notes.txt").touch()
     with refusing(CheckpointError, "search-folder", "holds no search but notes.txt; give another --output"):
         search(SMALL, tmp_path)
-    (tmp_path / "record.json").write_text("[]")
-    with refusing(CheckpointError, "damaged-file", "no record of a search"):
+    (tmp_path / "record.json").write_text(json.dumps(seal({"rows": []})))
+    with refusing(CheckpointError, "foreign-record", "no record of a search"):
+        search(SMALL, tmp_path)
+    (tmp_path / "record.json").write_text(json.dumps({**whole[0], "rows": []}))
+    with refusing(CheckpointError, "seal-missing"):
         search(SMALL, tmp_path)
 
 
@@ -318,3 +322,20 @@ def test_training_learns(tmp_path):
     for one in (near, far):
         one.advance(100)
     assert near.score().loss + 0.5 < far.score().loss < before.loss - 1
+
+
+@pytest.mark.model
+def test_the_caller_s_arithmetic_decides_nothing(tmp_path):
+    """Autocast, inference mode and the default dtype are the caller's; they are the same afterwards."""
+    small = replace(SMALL, candidates=1, rungs=1, steps=3)
+    losses = [[one["loss"] for row in search(small, tmp_path / "plain")["rows"] for one in row["scores"]["0"]]]
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            found = search(small, tmp_path / "disturbed")
+            assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    losses.append([one["loss"] for row in found["rows"] for one in row["scores"]["0"]])
+    assert losses[0] == losses[1]

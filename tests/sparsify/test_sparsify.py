@@ -35,6 +35,7 @@ from asterism.sparsify.losses import Losses, Record
 from asterism.sparsify.mass import lost_mass
 from asterism.sparsify.prices import Prices, measure_prices
 from asterism.sparsify.texts import read_texts
+from asterism.training.run.integrity import seal
 from asterism.training.run.lock import locked
 
 LENGTH = 96
@@ -359,7 +360,13 @@ def test_a_record_of_other_settings(folder, texts, tmp_path):
     with refusing(CheckpointError, "output-of-other-settings", "texts"):
         choose(open_causal(folder), texts, tmp_path / "out", seed=1)
     (tmp_path / "out" / "record.json").write_text('{"settings": {}, "losses": {"a": {"b": "x"}}, "seconds": 0}')
-    with refusing(CheckpointError, "damaged-file"):
+    with refusing(CheckpointError, "seal-missing"):
+        choose(open_causal(folder), texts, tmp_path / "out")
+    (tmp_path / "out" / "record.json").write_text(json.dumps(seal({"settings": {}, "losses": {}})))
+    with refusing(CheckpointError, "foreign-record", "it has no 'seconds'"):
+        choose(open_causal(folder), texts, tmp_path / "out")
+    (tmp_path / "out" / "record.json").write_text("null")
+    with refusing(CheckpointError, "damaged-fields"):
         choose(open_causal(folder), texts, tmp_path / "out")
 
 
@@ -367,10 +374,25 @@ def test_records_that_cannot_be(folder, texts, tmp_path):
     choose(open_causal(folder), texts, tmp_path / "out", trials=0)
     path = tmp_path / "out" / "record.json"
     whole = json.loads(path.read_text())
-    for changed in ({"mass": "all"}, {"mass": [[[2.0]]]}, {"results": []}, {"seconds": "x"}, {"losses": []}):
+    for changed in ({"mass": "all"}, {"mass": []}, {"results": []}, {"seconds": True}, {"losses": []}):
         path.write_text(json.dumps(whole | changed))
-        with refusing(CheckpointError, "damaged-file"):
+        with refusing(CheckpointError, "file-tampered"):
             choose(open_causal(folder), texts, tmp_path / "out")
+
+
+def test_the_caller_s_autocast_decides_nothing(folder, texts, tmp_path):
+    plain = choose(open_causal(folder), texts, tmp_path / "plain", trials=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = choose(open_causal(folder), texts, tmp_path / "cast", trials=2)
+    assert (found.schedule, found.rows) == (plain.schedule, plain.rows)
+
+
+def test_a_model_that_was_half_written_leaves_nothing(folder, tmp_path):
+    half, other = tmp_path / f".sparser-{'0' * 32}", tmp_path / f".another-{'0' * 32}"
+    for path in (half, other):
+        path.mkdir()
+    write_model(open_causal(folder), tmp_path / "sparser")
+    assert not half.exists() and other.exists()
 
 
 def test_one_process_at_a_time_measures(folder, texts, tmp_path):
@@ -406,6 +428,7 @@ def test_texts_that_decide_are_not_those_that_judge(folder, texts, tmp_path):
         ('{"text": "short"}\n', "text-too-short"),
         ('{"words": "none"}\n', "missing-field"),
         ('{"text": 5}\n', "bad-field"),
+        ('{"text": "\\ud800 and more"}\n', "bad-field"),
         ("", "no-records"),
     ],
 )

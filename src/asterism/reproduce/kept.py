@@ -8,12 +8,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from asterism.files import make_folder, write_json, write_text
+from asterism.files import make_folder, write_text
 from asterism.reproduce.experiment import Experiment
 from asterism.reproduce.page import page
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import read_record, results_of
 from asterism.reproduce.registry import EXPERIMENTS
+from asterism.training.run.integrity import write_sealed
 
 PLACE = Path(str(files("asterism.reproduce"))) / "records"
 PICTURES = "pictures"
@@ -28,7 +29,7 @@ def kept(experiment: Experiment) -> dict[str, Any] | None:
 def keep(record: Mapping[str, Any]) -> None:
     """Keep a record in the package's source, in place of the one that is there."""
     rows = [{**row, "settings": {}} for row in record["rows"]]
-    write_json(PLACE / f"{record['experiment']}.json", {**record, "rows": rows})
+    write_sealed(PLACE / f"{record['experiment']}.json", {**record, "rows": rows})
 
 
 def write_pages(folder: Path) -> list[Path]:

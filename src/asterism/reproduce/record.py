@@ -11,8 +11,8 @@ from typing import Any
 
 from asterism.bench.machine import describe
 from asterism.errors import CheckpointError
-from asterism.files import read_json, write_json
 from asterism.reproduce.experiment import Experiment, Figures, Results, Scale, Trial
+from asterism.training.run.integrity import read_fields, write_sealed
 
 RECORD = "record.json"
 VERSION = 1
@@ -43,22 +43,14 @@ def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str,
 
 def read_record(path: Path) -> dict[str, Any]:
     """A record. Raises CheckpointError for a damaged one, and for one of another version of the form."""
-    record = read_json(path)
-    try:
-        version = record["version"]
-        if version == VERSION:
-            _ = [record["experiment"] + record["scale"]]
-            for row in record["rows"] + []:
-                _ = [row["trial"] + row["date"], row["seed"] + 0, row["settings"].items(), row["machine"].items()]
-                _ = [value + 0 for value in row["figures"].values()]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError("damaged-file", f"{path} is damaged: it is no record of an experiment") from error
-    if version != VERSION:
+    record = read_fields(path, ("version", "experiment", "scale", "rows"), "an experiment")
+    if record["version"] != VERSION:
         raise CheckpointError(
             "reproduce-version",
-            f"{path} has version {version!r}, not {VERSION}; give another --output, or remove it to measure again",
+            f"{path} has version {record['version']!r}, not {VERSION}; give another --output, or remove it to measure"
+            " again",
         )
-    return dict(record)
+    return record
 
 
 def is_measured(record: Mapping[str, Any], trial: Trial, folder: Path) -> bool:
@@ -79,7 +71,7 @@ def add(folder: Path, record: dict[str, Any], trial: Trial, figures: Figures) ->
     """Add a row, and write the record."""
     row = {"trial": trial.name, "seed": trial.seed, "figures": dict(figures), "date": time.strftime("%Y-%m-%d")}
     record["rows"].append(row | {"machine": describe("cpu"), "settings": trial.settings()})
-    write_json(folder / RECORD, record)
+    write_sealed(folder / RECORD, record)
 
 
 def results_of(record: Mapping[str, Any]) -> Results:

@@ -13,6 +13,7 @@ from asterism.files import remove_leftovers, write_text
 from asterism.reproduce.experiment import Experiment, Scale, require_scale
 from asterism.reproduce.page import section
 from asterism.reproduce.record import add, is_measured, open_record, results_of
+from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
 PAGE, PLOT = "page.md", "plot.svg"
@@ -28,7 +29,7 @@ def reproduce(
     """
     require_scale(experiment, scale)
     trials = experiment.trials(scale)
-    with locked(folder):
+    with undisturbed(), locked(folder):
         remove_leftovers(folder)
         record = open_record(folder, experiment, scale)
         left = [trial for trial in trials if not is_measured(record, trial, folder)]

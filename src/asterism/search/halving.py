@@ -19,6 +19,7 @@ from asterism.search.record import MODELS, Row, open_record, score_at, write_rec
 from asterism.search.settings import SearchSettings
 from asterism.search.tasks import SearchTask, make_task
 from asterism.search.trainee import Trainee
+from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
 
@@ -29,7 +30,7 @@ def search(settings: SearchSettings, folder: Path, say: Callable[[str], None] = 
     that cannot be, DataError for a task that is not there, CheckpointError for a folder in use or of another search.
     """
     task = make_task(settings.task, settings.length, settings.seed)
-    with locked(folder):
+    with undisturbed(), locked(folder):
         for place in (folder, folder / MODELS):
             remove_leftovers(place)
         record = open_record(folder, settings, task.record()) or _new(settings, task)

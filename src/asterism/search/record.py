@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import CheckpointError
-from asterism.files import read_json, write_json
 from asterism.search.settings import SearchSettings
+from asterism.training.run.integrity import read_fields, write_sealed
 
 RECORD, PICTURE, MODELS = "record.json", "frontier.svg", "models"
 Row = dict[str, Any]
@@ -29,14 +29,10 @@ def open_record(folder: Path, settings: SearchSettings, task: Mapping[str, Any])
                 "search-folder", f"{folder} holds no search but {others[0]}; give another --output, or remove it"
             )
         return None
-    record = read_json(path)
-    try:
-        others = settings.differences(record["settings"])
-        if not others and record["task"] != task:
-            others = [f"other data in {settings.task}"]
-        _ = [row["scores"] for row in record["rows"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError("damaged-file", f"{path} is damaged: it is no record of a search") from error
+    record = read_fields(path, ("settings", "task", "rungs", "rows"), "a search")
+    others = settings.differences(record["settings"])
+    if not others and record["task"] != task:
+        others = [f"other data in {settings.task}"]
     if others:
         raise CheckpointError(
             "search-other",
@@ -47,7 +43,7 @@ def open_record(folder: Path, settings: SearchSettings, task: Mapping[str, Any])
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the record, atomically."""
-    write_json(folder / RECORD, record)
+    write_sealed(folder / RECORD, record)
 
 
 def score_at(row: Row, seed: int, rung: int) -> dict[str, Any] | None:

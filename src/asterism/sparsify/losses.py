@@ -21,11 +21,11 @@ from torch.nn import functional
 
 from asterism.errors import CheckpointError
 from asterism.evaluation import CausalModel
-from asterism.files import read_json, write_json
 from asterism.models import use_pattern
 from asterism.models.drop_in.places import find_attention
 from asterism.quiet import quiet_transformers
 from asterism.sparsify.texts import scored
+from asterism.training.run.integrity import read_fields, write_sealed
 
 Schedule = tuple[str, ...]
 """The pattern of each layer, as text."""
@@ -42,15 +42,8 @@ class Record:
         self.document: dict[str, Any] = {"settings": dict(settings), "losses": {}, "seconds": 0.0}
         if not path.exists():
             return
-        found = read_json(path)
-        try:
-            before, losses = found["settings"], found["losses"]
-            whole = all(math.isfinite(nats) for of_piece in losses.values() for nats in of_piece.values())
-            if not whole or not math.isfinite(found["seconds"]) or not isinstance(found.get("results", {}), dict):
-                raise ValueError("a loss is not finite, or results are missing")
-            _require_numbers(found.get("mass") or [])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("damaged-file", f"{path} is not a record of `asterism sparsify`") from error
+        found = read_fields(path, self.document, "`asterism sparsify`")
+        before = found["settings"]
         for name in before.keys() | settings.keys():
             if before.get(name) != settings.get(name):
                 raise CheckpointError(
@@ -68,18 +61,12 @@ class Record:
         """Write down what was measured."""
         self.document["losses"].setdefault(_key(schedule), {})[piece] = nats
         self.document["seconds"] += seconds
-        write_json(self.path, self.document)
+        write_sealed(self.path, self.document)
 
     def note(self, **values: Any) -> None:
         """Write down something else."""
         self.document |= values
-        write_json(self.path, self.document)
-
-
-def _require_numbers(mass: Any) -> None:
-    """Raises TypeError or ValueError for what `lost_mass` cannot have given."""
-    if not all(0 <= lost <= 1 for layer in mass for head in layer for lost in head):
-        raise ValueError("a share is not between 0 and 1")
+        write_sealed(self.path, self.document)
 
 
 def _key(schedule: Schedule) -> str:

@@ -19,6 +19,7 @@ from asterism.sparsify.mass import lost_mass
 from asterism.sparsify.prices import measure_prices
 from asterism.sparsify.result import Measured, Sparsified
 from asterism.sparsify.texts import Texts
+from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.lock import locked
 from asterism.training.tasks.models import ends, longest
@@ -53,7 +54,7 @@ def sparsify(
     grid = _grid(causal, texts.length, window)
     grid.limit(budget)  # refused before a folder is made
     _require_folder(output)
-    with locked(output):
+    with undisturbed(), locked(output):
         remove_leftovers(output)
         return _sparsified(causal, texts, budget, grid, _record(causal, texts, window, output), trials, tell)
 
@@ -131,6 +132,7 @@ def _versions() -> dict[str, str]:
 def write_model(causal: CausalModel, folder: Path) -> None:
     """Write the model with its schedule, and its tokenizer, to a new folder, or raise CheckpointError."""
     RunFolder(folder).refuse_existing()
+    remove_leftovers(folder.absolute().parent, folder.name)
     with quiet_transformers(), replacing(folder) as temporary:
         causal.model.save_pretrained(temporary)
         causal.tokenizer.save_pretrained(temporary)

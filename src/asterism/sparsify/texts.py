@@ -111,6 +111,8 @@ def _of_record(record: Record, most: int) -> str:
     parts = [record.get(name) for name in names]
     if not all(isinstance(part, str) for part in parts):
         raise record.error(names[0], "must be a text")
+    for name, part in zip(names, parts, strict=True):
+        record.refuse_surrogates(name, part)
     return "".join(parts)[:most]
 
 

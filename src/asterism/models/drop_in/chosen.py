@@ -38,6 +38,11 @@ def attend_chosen(
     _check(tokens, documents)
     q, k, v = operands
     pattern = f"selected(block={own.block}, topk={own.topk}, score='given', first=0, local={own.local}) & causal()"
+    if indices.shape[1] not in (
+        1,
+        k.shape[1],
+    ):  # each is shared by a group of query heads, of another size than keys are
+        indices = indices.repeat_interleave(q.shape[1] // indices.shape[1], dim=1)
     indices = indices.to(torch.int32)
     choice = Choice(indices, (indices >= 0).sum(dim=-1, dtype=torch.int32), own.block)
     mixed: Tensor = attend(q, k, v, pattern, choice=choice, key_mask=tokens.real, scale=scale, terms=terms)

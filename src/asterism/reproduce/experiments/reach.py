@@ -98,16 +98,17 @@ def findings(results: Results) -> Sequence[Finding]:
 
 
 def draw(results: Results, path: Path) -> None:
-    """The share of pairs that depend on each other, against layers."""
+    """The share of pairs that do not depend on each other yet, against layers."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
     axes = figure.subplots()
     for name in PATTERNS:
         shares = {at: results.mean(name, f"pairs after {at}") for at in range(1, MOST + 1)}
-        some = {at: 100 * share for at, share in shares.items() if share is not None}
+        some = {at: 100 * (1 - share) for at, share in shares.items() if share is not None}
         axes.plot(list(some), list(some.values()), marker="o", markersize=3, label=name)
-    axes.set(xlabel="layers", ylabel="pairs of tokens that depend on each other, %", xticks=range(1, MOST + 1))
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set(xlabel="layers", ylabel="pairs not connected yet, %", xticks=range(1, MOST + 1), ylim=(0, 120))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize=8, frameon=False)
     figure.savefig(path)

@@ -5,12 +5,12 @@ This finds damage and accidental edits. It does not stop anyone who rewrites bot
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from asterism.errors import CheckpointError
-from asterism.files import read_json
+from asterism.files import read_json, write_json
 from asterism.system import sha256_of
 
 SEAL = "sha256"
@@ -23,6 +23,11 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
     # The digest is that of one spelling of the values, so that white space and the order of fields do not matter.
     text = json.dumps(open_, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return open_ | {SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record with its digest, atomically."""
+    write_json(path, seal(record))
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -47,6 +52,17 @@ def read_sealed(path: Path) -> dict[str, Any]:
             "file-tampered", f"{path} was changed after it was written: its SHA-256 differs; restore the original"
         )
     return record
+
+
+def read_fields(path: Path, fields: Collection[str], what: str) -> dict[str, Any]:
+    """Read a record that `write_sealed` wrote, without its digest.
+
+    Raises CheckpointError as `read_sealed` does, and if one of these fields is missing: then it is no record of `what`.
+    """
+    record = read_sealed(path)
+    if missing := [name for name in fields if name not in record]:
+        raise CheckpointError("foreign-record", f"{path} is no record of {what}: it has no {missing[0]!r}")
+    return {name: value for name, value in record.items() if name != SEAL}
 
 
 def sums_of(folder: Path) -> dict[str, str]:
