@@ -23,6 +23,7 @@ ALLOWED["lazy"] = {"lazy"}
 ALLOWED["labels"] = {"labels"}
 for folder in ("theory", "models", "training"):
     ALLOWED[folder].add("lazy")
+ALLOWED["budget"] = {"errors", "budget"}
 ALLOWED["calls"] = {"errors", "lazy", "calls"}
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["memory"] = {"memory"}
@@ -44,9 +45,9 @@ ALLOWED["training"] |= {"quiet"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["report"] = {*ALLOWED["training"], "report"}
 ALLOWED["evaluation"] = {*ALLOWED["training"], "evaluation"}
-ALLOWED["sparsify"] = {*ALLOWED["evaluation"], "evaluation", "sparsify"}
+ALLOWED["sparsify"] = {*ALLOWED["evaluation"], "evaluation", "budget", "sparsify"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
-ALLOWED["search"] = {*ALLOWED["training"], "bench", "search"}
+ALLOWED["search"] = {*ALLOWED["training"], "bench", "budget", "search"}
 ALLOWED["reproduce"] = {*ALLOWED["search"], "theory", "search", "reproduce"}
 ALLOWED["explore"] = {*ALLOWED["training"], "theory", "explore"}
 ALLOWED["cli"] |= {

@@ -13,7 +13,7 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError, NonF
 from asterism.patterns import Pattern, layer_mixers
 from asterism.patterns.selected import bounds_of
 from asterism.search import SearchSettings, draw_frontier, search, table, trainee
-from asterism.search.budget import dense_keys, keys_read, read_budget
+from asterism.search.budget import dense_keys, keys_read, read_limit
 from asterism.search.candidates import Family, Place, Size, candidates, fit
 from asterism.search.halving import Trainee
 from asterism.search.record import score_at
@@ -123,7 +123,7 @@ def most_read(pattern: Pattern, length: int, head: int) -> int:
 
 @pytest.mark.parametrize("budget", ["flops=40%", "keys=40"])
 def test_candidates_cost_what_they_say_and_meet_the_budget(budget):
-    limit = read_budget(budget, PLACE.length)
+    limit = read_limit(budget, PLACE.length)
     found = candidates(limit, PLACE, 14, seed=5)
     assert [one.name for one in found[:3]] == ["window", "bigbird", "selected"]
     assert len({one.schedule for one in found}) == len(found) == 14
@@ -136,41 +136,41 @@ def test_candidates_cost_what_they_say_and_meet_the_budget(budget):
 
 
 def test_equal_seeds_draw_equal_candidates():
-    limit = read_budget("keys=30", 128)
+    limit = read_limit("keys=30", 128)
     assert candidates(limit, PLACE, 10, seed=1) == candidates(limit, PLACE, 10, seed=1)
     assert candidates(limit, PLACE, 10, seed=1) != candidates(limit, PLACE, 10, seed=2)
 
 
 def test_a_size_is_the_largest_that_the_budget_allows():
-    limit = read_budget("keys=20", 128)
+    limit = read_limit("keys=20", 128)
     one = fit(Family("window", "window(left={w})", (Size("w"),)), limit, PLACE)
     (left,) = (w for w in range(128) if one.schedule == f"window(left={w})")
     assert keys_read(f"window(left={left})", 128, 2) <= 20 < keys_read(f"window(left={left + 1})", 128, 2)
-    whole = fit(Family("window", "window(left={w})", (Size("w"),)), read_budget("flops=100%", 128), PLACE)
+    whole = fit(Family("window", "window(left={w})", (Size("w"),)), read_limit("flops=100%", 128), PLACE)
     assert whole.keys == dense_keys(128) == keys_read("causal()", 128, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("25%", "budget-kind", "keys=64 (per query), got"),
-        ("time=3", "budget-kind", "got 'time=3'"),
-        ("flops=25", "budget-kind", "got 'flops=25'"),
-        ("flops=0%", "budget-amount", "above 0 and at most 100%, got '0%'"),
-        ("flops=101%", "budget-amount", "at most 100%"),
-        ("keys=nan", "budget-amount", "at most 64.5 keys"),
-        ("keys=many", "budget-amount", "got 'many'"),
+        ("25%", "unknown-budget", "got '25%'"),
+        ("time=3", "unknown-budget", "got 'time=3'"),
+        ("flops=25", "bad-budget", "got '25'"),
+        ("flops=0%", "bad-budget", "above 0% and at most 100%, got '0%'"),
+        ("flops=101%", "bad-budget", "at most 100%"),
+        ("keys=nan", "bad-budget", "a number above 0"),
+        ("keys=many", "bad-budget", "got 'many'"),
         ("keys=65", "budget-amount", "those that causal() reads of 128"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(text, code, message):
     with refusing(ConfigurationError, code, message):
-        read_budget(text, 128)
+        read_limit(text, 128)
 
 
 def test_a_budget_that_nothing_meets_names_the_nearest():
     with refusing(ConfigurationError, "budget-too-small", "the nearest is window(left=0): keys=1"):
-        candidates(read_budget("keys=0.5", 128), PLACE, 4, 0)
+        candidates(read_limit("keys=0.5", 128), PLACE, 4, 0)
 
 
 def test_the_ladder_multiplies_steps_as_it_divides_candidates():

@@ -5,20 +5,18 @@ in keys per query, the mean over queries, layers and heads. A pattern that choos
 read at most; comparing queries with blocks in order to choose is not counted.
 """
 
-import math
 from dataclasses import dataclass
 
+from asterism.budget import parse_budget
 from asterism.compiler.blocks import pairs_read
 from asterism.compiler.compile import compile_pattern
-from asterism.errors import ConfigurationError, shown
+from asterism.errors import ConfigurationError
 from asterism.patterns import Pattern, layer_mixers
-
-EXAMPLES = "flops=25% (of causal dense attention) or keys=64 (per query)"
 
 
 @dataclass(frozen=True)
-class Budget:
-    """A limit as it was written, and in keys per query."""
+class Limit:
+    """A budget as it was written, and in keys per query."""
 
     text: str
     keys: float
@@ -29,27 +27,19 @@ def dense_keys(length: int) -> float:
     return (length + 1) / 2
 
 
-def read_budget(text: str, length: int) -> Budget:
+def read_limit(text: str, length: int) -> Limit:
     """Read `flops=25%` or `keys=64` for sequences of `length` tokens.
 
-    Raises ConfigurationError for another kind, for what is not a number, and for a number that is not above 0 or is
-    more than dense attention reads.
+    Raises ConfigurationError as `parse_budget` does, and for more keys than dense attention reads.
     """
-    kind, _, amount = text.partition("=")
-    number = amount.removesuffix("%") if kind == "flops" else amount
-    if kind not in ("flops", "keys") or (kind == "flops" and not amount.endswith("%")):
-        raise ConfigurationError("budget-kind", f"budget: must be such as {EXAMPLES}, got {shown(text)}")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    most = 100.0 if kind == "flops" else dense_keys(length)
-    if not 0 < value <= most:
-        unit = "%" if kind == "flops" else f" keys, those that causal() reads of {length:,}"
+    budget, most = parse_budget(text, ("flops", "keys")), dense_keys(length)
+    keys = budget.amount * (most if budget.is_share else 1)
+    if keys > most:
         raise ConfigurationError(
-            "budget-amount", f"budget: must be above 0 and at most {most:g}{unit}, got {shown(amount)}"
+            "budget-amount",
+            f"budget: must be at most {most:g} keys, those that causal() reads of {length:,}, got {text}",
         )
-    return Budget(text, value / 100 * dense_keys(length) if kind == "flops" else value)
+    return Limit(text, keys)
 
 
 def keys_read(schedule: str, length: int, layers: int) -> float:

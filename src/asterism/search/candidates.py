@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from asterism.errors import ConfigurationError
-from asterism.search.budget import Budget, keys_read
+from asterism.search.budget import Limit, keys_read
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ _TRIES = 50
 """Draws for each candidate, before a search is content with fewer."""
 
 
-def candidates(budget: Budget, place: Place, count: int, seed: int) -> list[Candidate]:
+def candidates(budget: Limit, place: Place, count: int, seed: int) -> list[Candidate]:
     """Up to `count` different candidates: those that always take part, if the budget allows them, and drawn ones.
 
     Equal arguments give equal candidates. Raises ConfigurationError if the budget allows none of those that always take
@@ -94,7 +94,7 @@ def candidates(budget: Budget, place: Place, count: int, seed: int) -> list[Cand
     return list(found.values())[:count]
 
 
-def fit(family: Family, budget: Budget, place: Place) -> Candidate | None:
+def fit(family: Family, budget: Limit, place: Place) -> Candidate | None:
     """The family at the sizes that use the budget; None if it costs more at its smallest ones.
 
     Costs must not fall as a size grows.

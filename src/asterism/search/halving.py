@@ -13,7 +13,7 @@ from typing import Any
 from asterism.bench.machine import describe
 from asterism.errors import NonFiniteLossError
 from asterism.files import remove_leftovers
-from asterism.search.budget import dense_keys, keys_read, read_budget
+from asterism.search.budget import dense_keys, keys_read, read_limit
 from asterism.search.candidates import ALWAYS, DENSE, Place, candidates
 from asterism.search.record import MODELS, Row, open_record, score_at, write_record
 from asterism.search.settings import SearchSettings
@@ -48,7 +48,7 @@ def _new(settings: SearchSettings, task: SearchTask) -> dict[str, Any]:
     rows: list[Row] = [_row(None, "dense", DENSE, keys_read(DENSE, place.length, place.layers))]
     notes = []
     for text in settings.budgets:
-        found = candidates(read_budget(text, settings.length), place, settings.candidates, settings.seed)
+        found = candidates(read_limit(text, settings.length), place, settings.candidates, settings.seed)
         rows += [_row(text, one.name, one.schedule, one.keys) for one in found]
         names = {one.name for one in found}
         if missing := [family.name for family in ALWAYS[: settings.candidates] if family.name not in names]:

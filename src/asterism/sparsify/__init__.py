@@ -7,7 +7,7 @@ texts = read_texts(model, Path("texts.jsonl"), length=2048, counts=(4, 8), seed=
 print(sparsify(model, texts, parse_budget("keys=25%"), Path("sparser")))
 """
 
-from asterism.sparsify.budget import Budget, parse_budget
+from asterism.budget import Budget, parse_budget
 from asterism.sparsify.result import Measured, Sparsified
 from asterism.sparsify.sparsify import sparsify, write_model
 from asterism.sparsify.texts import Texts, read_texts

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from asterism.budget import Kind
 from asterism.patterns.published import sinks
-from asterism.sparsify.budget import Kind
 from asterism.sparsify.grid import FIRST, Grid, costs_of
 from asterism.sparsify.losses import Schedule
 from asterism.sparsify.prices import Prices

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from asterism.sparsify.budget import Kind
+from asterism.budget import Kind
 from asterism.sparsify.grid import Choice, Grid
 from asterism.sparsify.losses import Losses
 from asterism.sparsify.prices import Prices

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asterism.budget import Budget, Kind
 from asterism.compiler import compile_pattern
 from asterism.compiler.liveness import last_reader
 from asterism.errors import ConfigurationError
@@ -12,7 +13,6 @@ from asterism.memo import remembering_few
 from asterism.models.drop_in.layers import LayerAttention, ModelAttention
 from asterism.patterns import Pattern, per_head
 from asterism.patterns.published import sinks
-from asterism.sparsify.budget import Budget, Kind
 
 FIRST = 4
 """Sinks that every level reads (Xiao 2023, section 3.2)."""
@@ -111,7 +111,7 @@ class Grid:
         if allowed >= most:
             raise ConfigurationError(
                 "budget-met",
-                f"budget: the model as it is needs {kind}={self.mean(most, kind):,.0f} at {self.length:,} tokens, which"
+                f"budget: the model as it is needs {kind}={self.mean(most, kind):,.6g} at {self.length:,} tokens, which"
                 f" {budget} allows; give less, or a longer --length",
             )
         if allowed < least:

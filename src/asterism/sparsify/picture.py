@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from asterism.sparsify.budget import MEANING, Budget
+from asterism.budget import MEANING, Budget
 from asterism.sparsify.choosing import cheapest
 from asterism.sparsify.result import Sparsified
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from asterism.budget import Budget
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.evaluation import CausalModel
 from asterism.files import remove_leftovers, replacing
@@ -11,7 +12,6 @@ from asterism.models import use_pattern
 from asterism.models.drop_in.layers import describe_attention
 from asterism.quiet import quiet_transformers
 from asterism.sparsify.baselines import baselines
-from asterism.sparsify.budget import Budget
 from asterism.sparsify.choosing import cheapest, refined
 from asterism.sparsify.grid import Grid, grid_of
 from asterism.sparsify.losses import Losses, Record
