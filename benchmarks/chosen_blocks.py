@@ -1,6 +1,7 @@
 """Blocks of keys chosen by content: how fast they are chosen and read, and what a trained model loses by them.
 
     python benchmarks/chosen_blocks.py speed benchmarks/results/chosen_blocks.json
+    MALLOC_MMAP_THRESHOLD_=65536 python benchmarks/chosen_blocks.py memory benchmarks/results/chosen_blocks.json
     python benchmarks/chosen_blocks.py losses benchmarks/results/chosen_blocks.json smollm2 texts/long.jsonl \\
         --picture docs/images/chosen_blocks.svg
     python benchmarks/chosen_blocks.py distil benchmarks/results/chosen_blocks.json smollm2 texts/long.jsonl \\
@@ -8,11 +9,12 @@
 
 `speed`: attention alone, 64 features a head, float32: dense, `window(left=1023)` and 1,024 chosen keys, forward and in
 training; medians of turns. The choice is that of random queries and keys, which stand nowhere near each other: for the
-kernel the worst one. `losses`: SmolLM2-135M reads RFCs, with the weights and texts of benchmarks/smollm2.py, and in
-every layer each query reads its own block, the first one, and those that a score ranks highest; `mass` is an oracle,
-which knows how much attention each block would get. `distil`: an index branch for each layer learns that from texts,
-while the model stays as it is; then the model reads what these choose. The record keeps what it has, and goes on where
-it stopped, and so does the file of branches.
+kernel the worst one. `memory`: the most that training takes beyond q, k and v, with the output, the choice and the
+gradients; the threshold has the C library give back what is freed. `losses`: SmolLM2-135M reads RFCs, with the weights
+and texts of benchmarks/smollm2.py, and in every layer each query reads its own block, the first one, and those that a
+score ranks highest; `mass` is an oracle, which knows how much attention each block would get. `distil`: an index branch
+for each layer learns that from texts, while the model stays as it is; then the model reads what these choose. The
+record keeps what it has, and goes on where it stopped, and so does the file of branches.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from asterism import attend, select
 from asterism.bench.machine import describe
+from asterism.bench.memory import extra_bytes
 from asterism.layers import IndexBranch, Rotary
 from asterism.layers.index import Index, index_loss
 
@@ -44,7 +47,7 @@ LEARNT_BLOCK, LEARNT_SCORES = 64, ("max", "mean")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["speed", "losses", "distil"])
+    parser.add_argument("part", choices=["speed", "memory", "losses", "distil"])
     parser.add_argument("record", type=Path)
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("texts", type=Path, nargs="?")
@@ -54,7 +57,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
     record = json.loads(arguments.record.read_text()) if arguments.record.exists() else {}
-    rows = record.setdefault("speed" if arguments.part == "speed" else "losses", {})
+    rows = record.setdefault("losses" if arguments.part == "distil" else arguments.part, {})
 
     def keep(name: str, found: dict[str, Any]) -> None:
         rows[name] = found | {"machine": describe("cpu"), "date": time.strftime("%Y-%m-%d")}
@@ -63,6 +66,8 @@ def main() -> None:
 
     if arguments.part == "speed":
         _measure_speed(keep, set(rows), arguments.turns)
+    elif arguments.part == "memory":
+        _measure_memory(keep, set(rows))
     elif arguments.part == "losses":
         _measure_losses(keep, set(rows), arguments.model, arguments.texts)
     else:
@@ -119,6 +124,26 @@ def _speeds(length: int, heads: int, key_heads: int, turns: int) -> dict[str, An
         for step in ("forward", "training")
     }
     return found
+
+
+def _measure_memory(keep: Callable[[str, dict[str, Any]], None], done: set[str]) -> None:
+    patterns = {"window": f"window(left={KEYS - 1})"}
+    patterns |= {f"blocks of {block}": f"selected(block={block}, topk={KEYS // block}) & causal()" for block in BLOCKS}
+
+    def train(length: int, pattern: str) -> Callable[[], None]:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v, grad = (torch.randn(1, 3, length, FEATURES, generator=generator) for _ in range(4))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        return lambda: torch.autograd.grad(attend(*leaves, pattern), leaves, grad) and None
+
+    for length in LENGTHS:
+        name = f"{length} tokens, 3 heads"
+        if name not in done:
+            found = {}
+            for each, pattern in patterns.items():
+                train(1024, pattern)()  # loads what is loaded once
+                found[each] = extra_bytes(train(length, pattern), "cpu")
+            keep(name, {"bytes": found, "of which output and gradients": 4 * 3 * length * FEATURES * 4})
 
 
 def _pairs(indices: Tensor, block: int) -> int:
