@@ -15,7 +15,7 @@ def test_the_verb(run, tmp_path):
     words += ["--trials", 2, "--output", tmp_path / "out", "--budget"]
     done = run(*words, "cache=50%", "--apply", tmp_path / "sparse", "--plot", tmp_path / "plot.svg")
     assert done.code == 0, done.err
-    assert "certificate: " in done.out and "schedule: " in done.out
+    assert "certificate: " in done.out and "schedule.txt" in done.out
     assert (tmp_path / "plot.svg").exists()
     refuses(run(*words, "cash=50%"), 2, "budget: write keys=512")
     refuses(run(*words, "keys=50%", "--apply", tmp_path / "sparse"), 4, "is not an empty folder")

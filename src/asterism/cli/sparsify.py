@@ -6,7 +6,7 @@ exchanges are tried. The table compares the schedule, on texts that had no say, 
 for all layers, every k-th layer dense, whole layers by their loss.
 
 Everything measured is kept in the folder of --output. A stopped run goes on from there, and another budget for the same
-model and texts needs only its exchanges.
+model and texts needs only its exchanges and comparisons.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,11 @@ from asterism.cli.output import add_plot, say, written_whole
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.cli.waiting import waiting
 from asterism.errors import ConfigurationError
+from asterism.files import write_text
 from asterism.presence import require_data, require_model
+
+SCHEDULE = "schedule.txt"
+"""The newest schedule, in the folder of the record."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -47,6 +51,7 @@ def run(argv: Sequence[str]) -> None:
         if arguments.apply is not None:
             with waiting("writing the model"):
                 write_model(causal, arguments.apply)
+    write_text(output / SCHEDULE, result.schedule + "\n")
     certified = _certified(result.schedule, arguments.length, len(result.choice))
     if arguments.plot:
         from asterism.sparsify.picture import draw  # needs matplotlib
@@ -57,7 +62,7 @@ def run(argv: Sequence[str]) -> None:
         print_json({**result.as_json(), "reached": certified})
         return
     print(result)
-    print(f"\n{_reach(certified)}\n\nschedule: {result.schedule}")
+    print(f"\n{_reach(certified)}\n\nthe schedule, as text: {output / SCHEDULE}")
     if arguments.apply is not None:
         print(f"\nsaved in {arguments.apply}")
 

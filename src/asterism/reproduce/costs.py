@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from asterism.errors import ConfigurationError
 from asterism.memory import amount
 from asterism.reproduce.experiment import Experiment, Scale, Table, require_scale
 from asterism.reproduce.trials import Training
@@ -23,18 +24,24 @@ class Cost:
     memory: int
 
     @property
-    def days(self) -> float:
+    def seconds(self) -> float:
         """On one GPU."""
-        return self.flops / RATE / 86_400
+        return self.flops / RATE
 
 
 def costs(experiment: Experiment, scale: Scale) -> list[Cost]:
-    """The costs of the runs of a scale, of one seed. Raises what `estimate` raises."""
-    if scale == "paper":
-        return [_cost(name, config, published) for name, (config, published) in experiment.published().items()]
+    """The costs of the runs of a scale, of one seed.
+
+    Raises ConfigurationError where there are none, and what `estimate` raises.
+    """
+    published = experiment.published()
+    if scale == "paper" and published:
+        return [_cost(name, config, published) for name, (config, published) in published.items()]
     require_scale(experiment, scale)
-    first = {one.name: one.config for one in reversed(experiment.trials(scale)) if isinstance(one, Training)}
-    return [_cost(name, config, None) for name, config in reversed(first.items())]
+    trained = {one.name: one.config for one in reversed(experiment.trials(scale)) if isinstance(one, Training)}
+    if not trained:
+        raise ConfigurationError("reproduce-no-cost", f"{experiment.name} has no runs of `asterism train` to count")
+    return [_cost(name, config, None) for name, config in reversed(trained.items())]
 
 
 def _cost(name: str, config: RunConfig, published: float | None) -> Cost:
@@ -46,8 +53,10 @@ def _cost(name: str, config: RunConfig, published: float | None) -> Cost:
 
 def cost_table(found: list[Cost]) -> Table:
     """The costs as a table."""
-    headings = ("run", "parameters", "in the paper", "operations", "memory", f"days on {GPU}")
-    return Table(headings, [_row(cost) for cost in found])
+    headings = ("run", "parameters", "in the paper", "operations", "memory", f"time on {GPU}")
+    flops = sum(cost.flops for cost in found)
+    total = ("all", "", "", amount(flops, "FLOP"), "", _time(flops / RATE))
+    return Table(headings, [*map(_row, found), *([total] if len(found) > 1 else [])])
 
 
 def _row(cost: Cost) -> tuple[str, ...]:
@@ -58,10 +67,18 @@ def _row(cost: Cost) -> tuple[str, ...]:
         published,
         amount(cost.flops, "FLOP"),
         amount(cost.memory, "B"),
-        f"{cost.days:,.2f}",
+        _time(cost.seconds),
     )
+
+
+def _time(seconds: float) -> str:
+    """Seconds, or in the unit that leaves one digit before the point."""
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} seconds"
 
 
 def as_json(cost: Cost) -> dict[str, Any]:
     """A cost as JSON."""
-    return {**vars(cost), "days": cost.days}
+    return {**vars(cost), "seconds": cost.seconds}

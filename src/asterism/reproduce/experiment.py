@@ -80,11 +80,11 @@ class Table:
     def markdown(self) -> str:
         """The table for a page."""
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
     def aligned(self, *, left: bool = False) -> str:
         """The table for a terminal; columns after the first are to the right, unless `left`."""
-        lines = [self.headings, *self.rows]
+        lines = [[cell.replace("`", "") for cell in line] for line in (self.headings, *self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         return "\n".join(
             "  ".join(
@@ -157,6 +157,6 @@ def require_scale(experiment: Experiment, scale: Scale) -> None:
     if scale not in experiment.setting:
         raise ConfigurationError(
             "reproduce-scale",
-            f"{experiment.name} runs at scale {' and '.join(experiment.setting)}, not {scale}; `--scale paper"
-            " --dry-run` counts what the published sizes cost",
+            f"{experiment.name} runs at scale {' and '.join(experiment.setting)}, not {scale}"
+            + ("; `--scale paper --dry-run` counts what the published sizes cost" if experiment.published() else ""),
         )

@@ -13,8 +13,9 @@ def page(paper: str, kept: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> st
     source = PAPERS[paper]
     head = (
         f"# {source.short}\n\n{source.authors}, *{source.title}*, [{source.link}](https://{source.link}).\n\n"
-        "What counts is whether a claim holds, not whether digits agree: models here are small. This page is written by"
-        " `asterism reproduce --pages` from the kept records.\n"
+        "What counts is whether a claim holds, not whether digits agree. The theory is explained in"
+        " [Theory](../../explanation/theory.md) and [Turing machines](../../explanation/turing-machines.md). This page is"
+        " written by `asterism reproduce --pages` from the kept records.\n"
     )
     sections = [section(experiment, record, f"pictures/{experiment.name}.svg") for experiment, record in kept]
     return "\n".join([head, *sections])
@@ -28,23 +29,28 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
     parts = [
         f"## {experiment.place}: {experiment.name}\n",
         f"{experiment.question}\n",
+        f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
+        _listed("What differs from the paper, and what is not known of it", experiment.caveats),
         claims.markdown() + "\n",
         experiment.table(results).markdown() + "\n",
         f"![{experiment.question}]({plot})\n",
-        f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
+        _listed("What was tried", experiment.tried),
     ]
-    for title, lines in (("What differs from the paper", experiment.caveats), ("What was tried", experiment.tried)):
-        if lines:
-            parts.append("\n".join([f"{title}:\n", *(f"- {line}" for line in lines), ""]))
     scale = "" if record["scale"] == "laptop" else f" --scale {record['scale']}"
     parts.append(f"```sh\nasterism reproduce {experiment.name}{scale}\n```\n")
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
+
+
+def _listed(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"{title}:\n", *(f"- {line}" for line in lines), ""]) if lines else ""
 
 
 def _ran(rows: Sequence[Mapping[str, Any]]) -> str:
     """Seeds, minutes, machines and dates of the rows."""
     seeds, minutes = {row["seed"] for row in rows}, sum(Results(rows).minutes())
-    machines = sorted({f"{row['machine']['processor']} ({row['machine']['kernel']})" for row in rows})
+    machines = sorted(
+        {f"{row['machine']['processor'].replace('(R)', '')} ({row['machine']['kernel']})" for row in rows}
+    )
     dates = sorted({row["date"] for row in rows})
     count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     took = f"{count}, {minutes:,.0f} minutes in all on " if minutes else ""

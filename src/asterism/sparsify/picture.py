@@ -36,7 +36,7 @@ def _draw_costs(panel: Any, result: Sparsified, budget: Budget) -> None:
         [start + prices.rise(one) for one in bought],
         color="tab:blue",
         linestyle="--",
-        label="price list, promised",
+        label="promised, by the texts that decide",
     )
     markers = iter("ovs^D<>pPXh*")
     for row in result.rows:

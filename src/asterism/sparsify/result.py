@@ -76,12 +76,27 @@ class Sparsified:
             "",
             f"The price list promised {self.predicted - dense.nats:+.4f} nats for its schedule; measured"
             f" {measured - dense.nats:+.4f}.",
+            *self.notes(),
         ]
+
+    def notes(self) -> list[str]:
+        """What a reader of the table should know, one line each."""
+        *others, ours = (row for row in self.rows if row.name not in ("as it is", "least"))
+        best = min(others, key=lambda row: row.held_out)
+        found = []
+        if ours.nats == {row.name: row.nats for row in others}["price list"]:
+            found.append("No exchange lowered the loss: refined is the price list's schedule.")
+        if best.held_out < ours.held_out:
+            found.append(
+                f"On the held-out texts {best.name} loses less than refined: give more texts to choose by"
+                " (--documents), or take that schedule."
+            )
+        return found
 
     def _listed(self) -> list[str]:
         """The layers, dearest first: what they cost, and which pattern they got."""
         prices, grid = self.prices, self.grid
-        cells = [("layer", "price", "first", "last", "key heads alone", "chosen")]
+        cells = [("layer", "price", "first", "last", "key heads", "chosen")]
         for layer in sorted(grid.layers, key=lambda one: -prices.of_layer(one)):
             patterns = [str(grid.ladders[layer][level]) for level in self.choice[layer]]
             cells.append(
@@ -95,7 +110,8 @@ class Sparsified:
                 )
             )
         return [
-            "Prices in nats per token: each layer at its last level, as the first to go and as the last",
+            "What the least window costs, in nats per token. price: of the layer; first: while all other layers stay",
+            "as they are; last: while all others have the least window; key heads: each while all other heads stay.",
             *_table(cells),
         ]
 
