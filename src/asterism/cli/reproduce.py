@@ -89,15 +89,14 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def _print_costs(one: Experiment, scale: Scale, as_json: bool) -> None:
-    from asterism.reproduce.costs import as_json as cost_as_json
     from asterism.reproduce.costs import cost_table, costs
 
     with waiting("counting operations and memory"):
         found = costs(one, scale)
     if as_json:
-        print_json({"experiment": one.name, "costs": [cost_as_json(cost) for cost in found]})
+        print_json({"experiment": one.name, "costs": [vars(cost) for cost in found]})
     else:
-        print(cost_table(found).aligned())
+        print(cost_table(found, scale).aligned())
 
 
 def _parser() -> Parser:

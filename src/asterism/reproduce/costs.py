@@ -1,7 +1,6 @@
 """What the runs of an experiment cost, at the published size or another one."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from asterism.errors import ConfigurationError
 from asterism.memory import amount
@@ -15,18 +14,17 @@ GPU, RATE = "one H200", 4e14
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run; memory in bytes on one device; `published` parameters, if the paper says."""
+    """Of one run: parameters, those of the paper if it says, bytes of memory on one device, and seconds.
+
+    Seconds are those of one GPU at a rate of RATE; at scale laptop the least that this machine takes, None if unknown.
+    """
 
     name: str
     parameters: int
     published: float | None
     flops: float
     memory: int
-
-    @property
-    def seconds(self) -> float:
-        """On one GPU."""
-        return self.flops / RATE
+    seconds: float | None
 
 
 def costs(experiment: Experiment, scale: Scale) -> list[Cost]:
@@ -36,26 +34,35 @@ def costs(experiment: Experiment, scale: Scale) -> list[Cost]:
     """
     published = experiment.published()
     if scale == "paper" and published:
-        return [_cost(name, config, published) for name, (config, published) in published.items()]
+        return [_cost(name, config, published, scale) for name, (config, published) in published.items()]
     require_scale(experiment, scale)
     trained = {one.name: one.config for one in reversed(experiment.trials(scale)) if isinstance(one, Training)}
     if not trained:
         raise ConfigurationError("reproduce-no-cost", f"{experiment.name} has no runs of `asterism train` to count")
-    return [_cost(name, config, None) for name, config in reversed(trained.items())]
+    return [_cost(name, config, None, scale) for name, config in reversed(trained.items())]
 
 
-def _cost(name: str, config: RunConfig, published: float | None) -> Cost:
+def _cost(name: str, config: RunConfig, published: float | None, scale: Scale) -> Cost:
     from asterism.training.ask.estimate import estimate
 
     found = estimate(config)
-    return Cost(name, found.parameters, published, float(found.flops_per_step) * found.steps, found.memory)
+    flops, step = float(found.flops_per_step) * found.steps, found.seconds_per_step
+    here = None if step is None else step * found.steps
+    return Cost(name, found.parameters, published, flops, found.memory, here if scale == "laptop" else flops / RATE)
 
 
-def cost_table(found: list[Cost]) -> Table:
+def cost_table(found: list[Cost], scale: Scale) -> Table:
     """The costs as a table."""
-    headings = ("run", "parameters", "in the paper", "operations", "memory", f"time on {GPU}")
-    flops = sum(cost.flops for cost in found)
-    total = ("all", "", "", amount(flops, "FLOP"), "", _time(flops / RATE))
+    headings = (
+        "run",
+        "parameters",
+        "in the paper",
+        "operations",
+        "memory",
+        "at least, here" if scale == "laptop" else GPU,
+    )
+    flops, seconds = sum(cost.flops for cost in found), sum(cost.seconds or 0.0 for cost in found)
+    total = ("all, one seed", "", "", amount(flops, "FLOP"), "", _time(seconds))
     return Table(headings, [*map(_row, found), *([total] if len(found) > 1 else [])])
 
 
@@ -71,14 +78,11 @@ def _row(cost: Cost) -> tuple[str, ...]:
     )
 
 
-def _time(seconds: float) -> str:
+def _time(seconds: float | None) -> str:
     """Seconds, or in the unit that leaves one digit before the point."""
+    if seconds is None:
+        return "-"
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.1f} seconds"
-
-
-def as_json(cost: Cost) -> dict[str, Any]:
-    """A cost as JSON."""
-    return {**vars(cost), "seconds": cost.seconds}

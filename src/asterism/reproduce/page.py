@@ -14,8 +14,8 @@ def page(paper: str, kept: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> st
     head = (
         f"# {source.short}\n\n{source.authors}, *{source.title}*, [{source.link}](https://{source.link}).\n\n"
         "What counts is whether a claim holds, not whether digits agree. The theory is explained in"
-        " [Theory](../../explanation/theory.md) and [Turing machines](../../explanation/turing-machines.md). This page is"
-        " written by `asterism reproduce --pages` from the kept records.\n"
+        " [Theory](../../explanation/theory.md) and [Turing machines](../../explanation/turing-machines.md). This page"
+        " is written by `asterism reproduce --pages` from the kept records.\n"
     )
     sections = [section(experiment, record, f"pictures/{experiment.name}.svg") for experiment, record in kept]
     return "\n".join([head, *sections])
