@@ -23,7 +23,7 @@ def test_a_text_is_searched_and_the_same_command_prints_the_same(run, text_file,
     first = run(*command)
     assert first.code == 0, first.err
     heading, *rows = first.out.split("\n\n")[0].splitlines()
-    assert " ".join(heading.split()) == "candidate keys of dense rung loss (bits per byte) accuracy seconds"
+    assert " ".join(heading.split()) == "candidate budget keys of dense rung loss (bits per byte) accuracy seconds"
     assert [row.split()[0] for row in rows][0] == "dense"
     assert {row.split()[0] for row in rows} == {"dense", "window", "bigbird", "selected"}
     assert "keys=24, rung 1, window, seed 0: loss" in first.err

@@ -16,7 +16,8 @@ from asterism.search import SearchSettings, draw_frontier, search, table, traine
 from asterism.search.budget import dense_keys, keys_read, read_limit
 from asterism.search.candidates import Family, Place, Size, candidates, fit
 from asterism.search.halving import Trainee
-from asterism.search.record import score_at
+from asterism.search.plot import _frontier
+from asterism.search.record import score_at, summary
 from asterism.search.tasks import make_task
 from asterism.training.run.integrity import seal
 
@@ -229,6 +230,12 @@ def test_halving_keeps_the_best_and_trains_dense_to_the_end(whole):
     assert json.loads((folder / "record.json").read_text()) == seal(record)
     printed = table(record)
     assert all(row["pattern"] in printed for row in record["rows"]) and "100.0%" in printed
+    ((pattern, place),) = re.findall(
+        r"^best of keys=24: (.*), loss .*; its first model is (.*)$", printed, re.MULTILINE
+    )
+    best = min((row for row in rows if score_at(row, 0, 1)), key=lambda row: summary(row)["loss"])
+    assert pattern == best["pattern"] and (folder / place / "model.safetensors").exists()
+    assert ("With all keys the loss is higher" in printed) == (summary(best)["loss"] < summary(dense)["loss"])
     draw_frontier(record, folder / "frontier.svg")
     assert "keys per query" in (folder / "frontier.svg").read_text()
 
@@ -295,6 +302,10 @@ def test_budgets_compete_apart(tmp_path):
         (budget, name) for budget in settings.budgets for name in ("window", "bigbird")
     ]
     assert all(row["keys"] <= float(row["budget"][5:]) for row in rows[1:])
+
+
+def test_the_frontier_only_falls():
+    assert _frontier([(0.5, 2.0), (0.25, 3.0), (1.0, 2.5), (0.75, 1.0)]) == [(0.25, 3.0), (0.5, 2.0), (0.75, 1.0)]
 
 
 @pytest.mark.model

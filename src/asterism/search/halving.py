@@ -54,7 +54,8 @@ def _new(settings: SearchSettings, task: SearchTask) -> dict[str, Any]:
         if missing := [family.name for family in ALWAYS[: settings.candidates] if family.name not in names]:
             notes.append(f"{text} is too small for {', '.join(missing)}")
         if len(found) < settings.candidates:
-            notes.append(f"{text} allows {len(found)} different candidates, not {settings.candidates}")
+            count = "1 candidate" if len(found) == 1 else f"{len(found)} different candidates"
+            notes.append(f"{text} allows {count}, not {settings.candidates}")
     return {
         "settings": settings.as_json(),
         "task": task.record(),

@@ -1,6 +1,6 @@
 """The frontier of a search: the loss of candidates against their cost."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ def draw_frontier(record: Mapping[str, Any], path: Path) -> None:
     """Write a PNG or an SVG, by the suffix of `path`: the loss against the share of dense attention's pairs.
 
     Filled marks were trained to the last rung, with a bar over the seeds; the others stopped before. The line joins the
-    best of each budget and dense attention.
+    best of each budget and dense attention, as far as more keys lower the loss.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -47,10 +47,11 @@ def draw_panel(axes: Any, record: Mapping[str, Any]) -> None:
             best[row["budget"]] = min(
                 best.get(row["budget"], (share, short["loss"])), (share, short["loss"]), key=_loss
             )
-    axes.plot(*zip(*sorted(best.values()), strict=True), "-", color="0.8", zorder=0) if best else None
+    if best:
+        axes.plot(*zip(*_frontier(best.values()), strict=True), "-", color="0.8", zorder=0, label="frontier")
     axes.set_xlim(0, 1.05)
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    axes.set_xlabel("keys per query, of dense attention's")
+    axes.set_xlabel("keys per query, as a share of dense attention's")
     axes.set_ylabel(f"loss, {record['unit']}")
     axes.set_title(f"{record['task']['name']}, {record['task']['length']} bytes", fontsize=10)
     axes.grid(alpha=0.3)
@@ -58,3 +59,12 @@ def draw_panel(axes: Any, record: Mapping[str, Any]) -> None:
 
 def _loss(point: tuple[float, float]) -> float:
     return point[1]
+
+
+def _frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """By cost, those with a lower loss than all that cost less."""
+    found: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not found or point[1] < found[-1][1]:
+            found.append(point)
+    return found

@@ -78,24 +78,43 @@ def ranked(record: Mapping[str, Any]) -> list[tuple[Row, dict[str, Any]]]:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The ranking, the pattern of each name, and notes, as `asterism search` prints them."""
-    heading = ("candidate", "keys", "of dense", "rung", f"loss ({record['unit']})", "accuracy", "seconds")
+    """The ranking, the patterns, the best of each budget, and notes, as `asterism search` prints them."""
+    heading = ("candidate", "budget", "keys", "of dense", "rung", f"loss ({record['unit']})", "accuracy", "seconds")
     lines: list[Sequence[str]] = [heading]
     found = ranked(record)
     for row, short in found:
         loss, accuracy = (_with_spread(short, name, digits) for name, digits in (("loss", 4), ("accuracy", 3)))
         keys, share = f"{row['keys']:.1f}", f"{row['keys'] / record['dense_keys']:.1%}"
         rung = str(short["rung"] + 1) if short["rung"] >= 0 else "-"
-        lines.append((row["name"], keys, share, rung, loss, accuracy, f"{short['seconds']:.0f}"))
+        measured = (rung, loss, accuracy, f"{short['seconds']:.0f}")
+        lines.append((row["name"], row["budget"] or "-", keys, share, *measured))
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
     text = [
-        "  ".join(f"{cell:{'<' if not column else '>'}{widths[column]}}" for column, cell in enumerate(line)).rstrip()
+        "  ".join(f"{cell:{'<' if column < 2 else '>'}{widths[column]}}" for column, cell in enumerate(line)).rstrip()
         for line in lines
     ]
-    text += ["", *(f"{row['name']:<{widths[0]}}  {row['pattern']}" for row, _ in found)]
-    text += ["", *record["notes"]] if record["notes"] else []
+    names = [(f"{row['name']:<{widths[0]}}", f"{row['budget'] or '-':<{widths[1]}}", row) for row, _ in found]
+    text += ["", *(f"{name}  {budget}  {row['pattern']}" for name, budget, row in names), ""]
+    text += [*_best(record), *record["notes"]]
     text += [f"{row['name']}: {row['note']}" for row, _ in found if row["note"]]
     return "\n".join(text)
+
+
+def _best(record: Mapping[str, Any]) -> list[str]:
+    """The best candidate of each budget, with its model, and a warning where dense attention has learnt too little."""
+    found, text = ranked(record), []
+    dense = next(_loss(short) for row, short in found if row["budget"] is None)
+    for budget in record["settings"]["budgets"]:
+        row, short = next((row, short) for row, short in found if row["budget"] == budget)
+        if short["loss"] is None:
+            continue
+        place = f"{MODELS}/{record['rows'].index(row)}-0"
+        text.append(f"best of {budget}: {row['pattern']}, loss {short['loss']:.4f}; its first model is {place}")
+        if short["loss"] < dense < float("inf"):
+            text.append(
+                f"With all keys the loss is higher, {dense:.4f}: more --steps may change the order, or more --seeds."
+            )
+    return text
 
 
 def _loss(short: Mapping[str, Any]) -> float:
