@@ -2,12 +2,14 @@
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.reproduce.experiment import Experiment
+from asterism.reproduce.experiments.context import CONTEXTS
 from asterism.reproduce.experiments.copy_task import COPY_TASK
+from asterism.reproduce.experiments.fnet import FNET
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
 from asterism.reproduce.experiments.turing import TURING
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (COPY_TASK, REACH, RECALL, TURING)}
+EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (CONTEXTS, COPY_TASK, FNET, REACH, RECALL, TURING)}
 
 
 def find_experiment(name: str) -> Experiment:
