@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from asterism import attend, select
 from asterism.errors import ConfigurationError, KernelError
@@ -16,6 +17,7 @@ from asterism.models import (
 from asterism.models.exporting.ours import as_llama
 from asterism.patterns import parse
 from asterism.patterns.selected import bounds_of
+from asterism.training.ask.estimate import index_flops
 
 SELECTED = "selected(block=16, topk=3, score='{}') & causal()"
 PATTERNS = (
@@ -318,3 +320,17 @@ def test_refusals():
         with pytest.raises(error) as caught:
             refused()
         assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("score", ["mean", "max", "minmax"])
+def test_a_dry_run_counts_what_the_branch_learns_by(score):
+    """The products that PyTorch counts, of one sequence; the last block is not whole."""
+    tokens, text = 100, SELECTED.format(score)
+    config = AsterismConfig(mixers=text, hidden_size=48, num_attention_heads=6, num_key_value_heads=2, index_dim=10)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 10), (2, 10), (6, 8), (2, 8)
+    index_q, index_k, q, k = (torch.randn(1, heads, tokens, width, generator=generator) for heads, width in shapes)
+    with FlopCounterMode(display=False) as counted:
+        index = Index(index_q.requires_grad_(), index_k.requires_grad_())
+        index_loss(index, q, k, text).mean().backward()
+    assert index_flops(config, parse(text), tokens) == pytest.approx(counted.get_total_flops(), rel=0.01)

@@ -15,6 +15,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels.choice.prices import expected_rates
 from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern, mixer_counts
+from asterism.patterns.selected import bounds_of
 from asterism.training.data.corpora.tokenization import Vocabulary
 from asterism.training.objectives.footprint import footprint, target_length
 from asterism.training.objectives.pretraining import Pretraining
@@ -128,6 +129,8 @@ def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: Asteris
                 pairs = plan.pairs * (model.num_attention_heads // plan.heads)
                 memory += plan.bytes
             once = _attention(model, pairs, queries, config.gradient_checkpointing)
+            if mixer.chooses and model.index_dim:
+                once += index_flops(model, mixer, queries)
         else:
             numbers = tokens * model.hidden_size
             # The gradient of the transform is the transform of the gradient.
@@ -148,3 +151,16 @@ def _attention(model: AsterismConfig, pairs: int, tokens: int, recompute: bool) 
     positions = 2 * pairs * asked if model.position_type == "relative" else 0
     again = forward + positions if recompute else 0
     return forward * 7 // 2 + 3 * positions + again
+
+
+def index_flops(model: AsterismConfig, pattern: Pattern, tokens: int) -> int:
+    """FLOPs of the loss of one layer's index branch over one sequence, in a step.
+
+    It computes attention's scores of all pairs once, and scores of blocks forward and twice backward: of a block's
+    mean, of its least and greatest values, or of each key, which is then computed once more.
+    """
+    teacher = 2 * tokens**2 * model.query_key_dim
+    chosen = bounds_of(pattern).chosen
+    blocks = -(-tokens // chosen.block)
+    scored, times = {"mean": (blocks, 3), "minmax": (2 * blocks, 3), "max": (blocks * chosen.block, 4)}[chosen.score]
+    return teacher + 2 * tokens * scored * model.num_key_value_heads * model.index_dim * times
