@@ -126,3 +126,14 @@ def test_certify_in_json(run: Run):
     assert (document["star"], document["yun"], document["hops"]) == (False, False, None)
     assert document["never"] == {"kind": "Never", "query": 0, "key": 1, "closed": [0]}
     assert len(document["checked"]) == 4
+
+
+def test_a_pattern_that_chooses_is_drawn_as_what_may_be_read(run):
+    text = "window(left=3) | selected(block=16, topk=2) & causal()"
+    shown, causal = run("show", text, "-n", "64"), run("show", "causal()", "-n", "64")
+    assert shown.out.splitlines()[1:65] == causal.out.splitlines()[1:65]
+    assert "choice:  blocks of 16 keys, by content" in shown.out
+    most = float(re.search(r"a query reads (\S+) keys on average, at most", shown.out)[1])
+    assert 16 < most <= 35  # its own block and one more, and the window
+    found = json.loads(run("show", text, "-n", "64", "--json").out)["mixers"][0]
+    assert found["plan"] is None and found["heads"][0]["density"] == pytest.approx(most / 64, abs=0.001)

@@ -6,7 +6,7 @@ MistralConfig, it lists the attention of each layer: pattern, heads, sinks, cost
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
@@ -17,10 +17,12 @@ from asterism.cli.parser import Parser, percent, print_json, whole_number
 from asterism.cli.show_model import names_model, show_model
 from asterism.cli.waiting import waiting
 from asterism.compiler import Plan, compile_pattern
+from asterism.compiler.blocks import pairs_read
 from asterism.errors import PatternError
 from asterism.memory import amount
 from asterism.patterns import Fourier, Mixer, Pattern, Schedule
 from asterism.patterns.draw import ASCII_GLYPHS, GLYPHS, Degrees, degrees, draw, draw_image, head_of
+from asterism.patterns.selected import bounds_of
 
 _HEAD_DIM = 64
 """Features of a head, for which FLOPs are given."""
@@ -74,12 +76,28 @@ def _describe(pattern: Mixer, queries: int, n: int, head: int | None) -> str:
         return FOURIER
     drawn = head_of(pattern, head or 0)
     glyphs = GLYPHS if _shows("".join(GLYPHS.values())) else ASCII_GLYPHS
+    if pattern.chooses:
+        return _describe_choice(pattern, queries, n, glyphs)
     picture = draw(pattern, n, queries=queries, head=drawn, glyphs=glyphs)
     plan = compile_pattern(pattern, queries, n, query_offset=0)
     if pattern.heads == 1 or head is not None:
         return "\n".join([picture, *_figures_of_one(degrees(pattern, n, drawn, queries), plan, drawn)])
     every = [degrees(pattern, n, number, queries) for number in range(pattern.heads)]
     return "\n".join([picture, *_figures_of_all(every, plan)])
+
+
+def _describe_choice(pattern: Pattern, queries: int, n: int, glyphs: Mapping[str, str]) -> str:
+    """The picture of what queries could read, whatever they choose, and how many keys they read."""
+    bounds, pairs = bounds_of(pattern), pairs_read(pattern, queries, n, 0)
+    return "\n".join(
+        [
+            draw(bounds.most, n, queries=queries, glyphs=glyphs),
+            f"choice:  blocks of {bounds.chosen.block} keys, by content; the picture has all pairs that may be read",
+            f"degrees: a query reads {pairs / queries:,.1f} keys on average, at most",
+            f"density: {percent(pairs / (queries * n))} of the pairs, at most",
+            f"cost:    {amount(4 * pairs * _HEAD_DIM, 'FLOP')} forward per head, {_HEAD_DIM} features wide, at most",
+        ]
+    )
 
 
 def _figures_of_one(read: Degrees, plan: Plan, head: int) -> list[str]:
@@ -124,6 +142,11 @@ def _keys(read: Degrees, queries: int) -> str:
 def _record(pattern: Mixer, queries: int, n: int, head: int | None) -> dict[str, object]:
     if isinstance(pattern, Fourier):
         return {"picture": None, "heads": [], "plan": None}
+    if pattern.chooses:
+        density = pairs_read(pattern, queries, n, 0) / (queries * n)
+        picture = draw(bounds_of(pattern).most, n, queries=queries).splitlines()[1:-1]
+        heads = [{"head": 0, "degrees": None, "density": density}]
+        return {"picture": {"head": 0, "rows": picture}, "heads": heads, "plan": None}
     drawn = head_of(pattern, head or 0)
     chosen = range(pattern.heads) if head is None else [drawn]
     figures = []
