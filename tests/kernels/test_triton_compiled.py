@@ -186,19 +186,23 @@ def test_spilled_registers_and_repeated_work_would_be_seen():
     [("bf16", 64, "masked"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("fp32", 128, "plain"),))],
 )
 def test_kernels_of_chosen_blocks_compile_for_a_gpu(dtype, width, masked):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(Path(compiled_for_hopper.__file__).with_name("chosen_for_hopper.py")),
-        dtype,
-        str(width),
-        masked,
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    rows = [line.split() for line in ended.stdout.splitlines()]
+    rows = compiled_by("chosen_for_hopper.py", dtype, str(width), masked)
     assert [row[0] for row in rows] == ["forward_chosen", "grad_q_chosen", "grad_kv_chosen"]
     assert all(int(row[1]) <= SHARED_MEMORY for row in rows)
     assert all(row[2:] == (["mma"] if dtype == "bf16" else []) for row in rows)
+
+
+@pytest.mark.parametrize(("width", "run"), [(64, 64), pytest.param(128, 32, marks=pytest.mark.slow)])
+def test_the_kernel_of_mass_compiles_for_a_gpu(width, run):
+    ((name, shared),) = compiled_by("mass_for_hopper.py", str(width), str(run))
+    assert name == "mass" and int(shared) <= SHARED_MEMORY
+
+
+def compiled_by(script: str, *arguments: str) -> list[list[str]]:
+    """The words that a script of tests/support prints, line by line."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    place = Path(compiled_for_hopper.__file__).with_name(script)
+    command = [sys.executable, "-W", "ignore", str(place), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return [line.split() for line in ended.stdout.splitlines()]

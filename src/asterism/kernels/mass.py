@@ -1,7 +1,7 @@
 """Attention mass per block: how much of their attention the queries of a block give to the keys of a block.
 
 Two walks over the tiles of a plan, and no value is read. The first is attention itself, by the fastest implementation,
-for the log-sum-exp. The second adds up the weights by block: by the CPU kernel, a tile at a time, or in plain PyTorch,
+for the log-sum-exp. The second adds up the weights by block: by a fused kernel, a tile at a time, or in plain PyTorch,
 a few tile rows at a time. Blocks are counted in the natural order of tokens, whatever order a pass has.
 """
 
@@ -25,6 +25,7 @@ from asterism.kernels.merging import share
 from asterism.kernels.operands import Operands
 from asterism.kernels.terms.terms import Terms
 from asterism.kernels.transforms import is_transformed
+from asterism.kernels.triton import mass_tiles as on_gpu
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import remember
 
@@ -107,11 +108,11 @@ def block_mass(
     Returns `BlockMass`: the values of the blocks that the plan touches, as sums of weights, without a gradient. A query
     that may read nothing counts 0.
 
-    On a CPU, runs of 16 tokens and more that lie in one block are added up by the fused kernel, in about the time of
-    attention; all else takes about that of `attend(..., implementation="eager")`. Memory is that of the result, B * H
-    values per block, and of a few tile rows at a time; with `block` equal to the tile or a multiple of it, no pattern
-    has more blocks than its plan has tiles in natural order. `stride(s)` touches every block, so choose larger blocks
-    there.
+    Runs of 16 tokens and more that lie in one block are added up by a fused kernel, on CPUs in about the time of
+    attention, on GPUs in Triton; all else takes about that of `attend(..., implementation="eager")`. Memory is that of
+    the result, B * H values per block, and of a few tile rows at a time; with `block` equal to the tile or a multiple
+    of it, no pattern has more blocks than its plan has tiles in natural order. `stride(s)` touches every block, so
+    choose larger blocks there.
 
     Raises KernelError as `attend` does, and inside torch.compile and torch.func; PatternError for a pattern that cannot
     be used.
@@ -151,10 +152,12 @@ def mass_of(
             inner = replace(operands, sinks=None).with_whole_bias()
             places = _Places(touched, columns, -(-q.shape[2] // block) * columns)
             run = math.gcd(block, operands.plan.tile)
-            if fused.takes(inner, run) and operands.plan.derived(_has_whole_runs, block):
+            kernel = next((one for one in (fused, on_gpu) if one.takes(inner, run)), None)
+            if kernel is not None and operands.plan.derived(_has_whole_runs, block):
                 for number in range(len(operands.plan.passes)):
-                    place = places.of(*operands.plan.derived(_blocks_of_runs, number, block)).flatten()
-                    sums = fused.mass_of_tiles(inner, lse, number, run).flatten(2)
+                    sides = operands.plan.derived(_blocks_of_runs, number, block)
+                    place = places.of(*(blocks.to(q.device) for blocks in sides)).flatten()
+                    sums = kernel.mass_of_tiles(inner, lse, number, run).flatten(2)
                     values.flatten(1, 2).scatter_add_(2, place.expand_as(sums), sums)
             else:
                 for tiles in weights_of_tiles(inner, lse):
