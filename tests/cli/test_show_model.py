@@ -169,3 +169,14 @@ def test_configurations_that_contradict_themselves(run: Run, tmp_path: Path, fie
     result = run("show", tmp_path, "-n", "8")
     refuses(result, result.code, message)
     assert result.code in (2, 4)
+
+
+def test_an_index_branch_is_named_and_its_keys_are_counted(run, tmp_path):
+    shape = dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+    mixers = "interleave(window(left=7), window(left=7) | selected(block=16, topk=2, first=0) & causal())"
+    for name, more in (("plain", {}), ("indexed", {"index_dim": 8})):
+        AsterismConfig(mixers=mixers, position_type="rotary", **shape, **more).save_pretrained(tmp_path / name)
+    plain, indexed = (run("show", tmp_path / name, "-n", "64").out for name in ("plain", "indexed"))
+    assert "an index branch of 8 features for each key head" in indexed and "index branch" not in plain
+    assert "cache    64 bytes for each token kept in a layer" in plain
+    assert "64 to 96 bytes for each token kept in a layer" in indexed  # two key heads of 8 numbers of 2 bytes more

@@ -88,12 +88,17 @@ def _own(config: Any) -> tuple[tuple[LayerAttention, ...], bool, tuple[str, ...]
     mixers = config.layer_mixers()
     hides_future = all(mixer.is_causal for mixer in mixers)
     widths = (config.query_key_dim + config.value_dim) // config.num_attention_heads
-    kept = widths * config.num_key_value_heads if hides_future else None
+
+    def kept(mixer: Mixer) -> int | None:
+        index = config.index_dim if isinstance(mixer, Pattern) and mixer.chooses else 0
+        return (widths + index) * config.num_key_value_heads if hides_future else None
+
     made = (
-        LayerAttention(mixer, "", config.num_attention_heads, config.num_key_value_heads, kept, False, None)
+        LayerAttention(mixer, "", config.num_attention_heads, config.num_key_value_heads, kept(mixer), False, None)
         for mixer in mixers
     )
-    return tuple(made), hides_future, ()
+    remark = f"an index branch of {config.index_dim} features for each key head chooses the blocks of selected(...)"
+    return tuple(made), hides_future, (remark,) if config.index_dim else ()
 
 
 def _foreign(model: PreTrainedModel) -> tuple[tuple[LayerAttention, ...], bool, tuple[str, ...]]:
