@@ -25,7 +25,7 @@ def trials(scale: Scale) -> Sequence[Training]:
         batch_size=1,
         minutes=None,
         dtype="float32",
-        steps=1000 if scale == "laptop" else 20_000,
+        steps=600 if scale == "laptop" else 20_000,
         checkpoint_every=100,
         evaluation_every=500,
         report_bytes=2**17,
@@ -89,7 +89,7 @@ CONTEXTS = Experiment(
     place="Table 3",
     question="Does a model of 12,288 bytes predict better, the more of them it has read?",
     setting={
-        "laptop": "bytes-small (1.9M parameters) learns from 1,000 windows of 12,288 bytes of Python's standard"
+        "laptop": "bytes-small (1.9M parameters) learns from 600 windows of 12,288 bytes of Python's standard"
         " library, and predicts 65,536 bytes of its validation split.",
         "workstation": "bytes-small (1.9M parameters) learns from 20,000 windows of 12,288 bytes of Python's standard"
         " library, and predicts 1,048,576 bytes of its validation split.",

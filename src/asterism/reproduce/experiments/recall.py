@@ -15,7 +15,7 @@ from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, T
 from asterism.reproduce.trials import Answering
 from asterism.search.settings import SearchSettings
 
-LENGTH, DEPTHS, SEEDS = 128, (1, 2, 3), (0, 1, 2)
+LENGTH, DEPTHS = 128, (1, 2, 3)
 PATTERNS = {
     "window": "window(left=25)",
     "strided": "window(left=22) | stride(period=16) & causal()",
@@ -34,8 +34,8 @@ def _name(pattern: str, layers: int) -> str:
 
 
 def trials(scale: Scale) -> Sequence[Answering]:
-    """Every pattern at every depth, with every seed."""
-    steps, width = (500, 64) if scale == "laptop" else (4000, 128)
+    """Every pattern at every depth."""
+    steps, width, seeds = (500, 64, 1) if scale == "laptop" else (4000, 128, 3)
     return [
         Answering(
             name=_name(pattern, layers),
@@ -45,7 +45,7 @@ def trials(scale: Scale) -> Sequence[Answering]:
                 task="recall", length=LENGTH, steps=steps, layers=layers, width=width, batch=32, held_out=256
             ),
         )
-        for seed in SEEDS
+        for seed in range(seeds)
         for layers in DEPTHS
         for pattern, schedule in PATTERNS.items()
     ]
@@ -164,6 +164,12 @@ RECALL = Experiment(
     findings=findings,
     draw=draw,
     published=dict,
+    tried=(
+        "Why strided answers 0.89 with two layers and 0.40 with three was not looked into: with every sparse pattern"
+        " but the window, three layers learn less in 500 steps than two.",
+        "A longer text: with 256 bytes, two layers and half of the keys, chosen blocks answer 0.75, window and BigBird"
+        " 0.3 (three seeds, `asterism search`).",
+    ),
     caveats=(
         "The paper compares attention with recurrent and convolutional models; sparse patterns and their reach are"
         " ours.",
