@@ -243,9 +243,9 @@ COPY_TASK = Experiment(
     tried=(
         "Fixed, three times as many steps: sequential with two layers copies 17.3%, not 10.6%, after 3,000 steps.",
         "Fixed, four last columns of a block in place of one: union with two layers copies 51.1%, not 1.0%, after"
-        " 1,000 steps. So the one token that later blocks read is too narrow, at a width of 64, for the 16 symbols of its"
-        " block.",
-        "Star and random with more layers do not learn more in 1,000 steps; other rates and longer runs were not tried.",
+        " 1,000 steps. So the one token that later blocks read seems too narrow, at a width of 64, for the 16 symbols of"
+        " its block.",
+        "Star and random: longer runs and other rates were not tried.",
     ),
     caveats=(
         "The paper's figures and definitions are from memory of the printed table and not verified; its width, steps"
