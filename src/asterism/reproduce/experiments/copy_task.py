@@ -243,8 +243,8 @@ COPY_TASK = Experiment(
     tried=(
         "Fixed, three times as many steps: sequential with two layers copies 17.3%, not 10.6%, after 3,000 steps.",
         "Fixed, four last columns of a block in place of one: union with two layers copies 51.1%, not 1.0%, after"
-        " 1,000 steps. So the one token that later blocks read seems too narrow, at a width of 64, for the 16 symbols of"
-        " its block.",
+        " 1,000 steps. So the one token that later blocks read seems too narrow, at a width of 64, for the 16 symbols"
+        " of its block.",
         "Star and random: longer runs and other rates were not tried.",
     ),
     caveats=(
