@@ -37,7 +37,7 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
         _listed("What was tried", experiment.tried),
     ]
     scale = "" if record["scale"] == "laptop" else f" --scale {record['scale']}"
-    parts.append(f"```sh\nasterism reproduce {experiment.name}{scale}\n```\n")
+    parts.append(f"<!-- not run: up to hours -->\n```sh\nasterism reproduce {experiment.name}{scale}\n```\n")
     return "\n".join(part for part in parts if part)
 
 
