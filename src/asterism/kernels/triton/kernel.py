@@ -169,7 +169,7 @@ def _memory(device: torch.device) -> int:
 # --- launching -------------------------------------------------------------------------------------------------------
 
 
-class _Call:
+class Call:
     """The operands of one call, and what all launches on them have in common."""
 
     def __init__(self, operands: Operands):
@@ -274,7 +274,7 @@ def _signed(word: int) -> int:
     return (word + 2**31) % 2**32 - 2**31
 
 
-def _split_arguments(call: _Call, lists: Lists, width: int) -> tuple[int, dict[str, Any]]:
+def _split_arguments(call: Call, lists: Lists, width: int) -> tuple[int, dict[str, Any]]:
     """Programs and arguments of a launch that puts pieces of rows of `width` features together."""
     block = min(call.program.tile, max(16, 4096 // padded(width)))
     return lists.split_programs(call.batch, call.program.tile, block), {
@@ -292,7 +292,7 @@ def _split_arguments(call: _Call, lists: Lists, width: int) -> tuple[int, dict[s
 
 
 def _forward(operands: Operands) -> Rounded:
-    call = _Call(operands)
+    call = Call(operands)
     q, half = operands.q, operands.q.dtype != operands.wide
     shape = (*q.shape[:3], operands.v.shape[-1])
     out = torch.empty(shape, dtype=q.dtype, device=q.device)
@@ -308,7 +308,7 @@ def _forward(operands: Operands) -> Rounded:
     return Rounded(out, lse, residual)
 
 
-def _attend(call: _Call, part: TiledPass, out: Tensor, residual: Tensor | None, lse: Tensor) -> None:
+def _attend(call: Call, part: TiledPass, out: Tensor, residual: Tensor | None, lse: Tensor) -> None:
     """One pass, written or merged into out and lse."""
     lists = part.rows
     blocks, sizes = call.blocks("forward")
@@ -356,7 +356,7 @@ class _Gradient:
 
 
 def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
-    call = _Call(operands)
+    call = Call(operands)
     program = call.program
     passes = len(program.parts)
     wants_q, wants_k, wants_v = wanted[:3]
@@ -378,7 +378,7 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
     return (*(x.value if x is not None and is_wanted else None for x, is_wanted in found), grad_bias)
 
 
-def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _prepare(call: Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor]:
     """lse to base 2 and delta (Rounded.delta) [B, H, Nq]."""
     power, delta = (torch.empty_like(attended.lse) for _ in range(2))
     width, rows = call.value_width, attended.lse.numel()
@@ -400,7 +400,7 @@ def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor)
     return power, delta
 
 
-def _differentiate_queries(call: _Call, part: TiledPass, shared: dict[str, Tensor], gradient: _Gradient) -> None:
+def _differentiate_queries(call: Call, part: TiledPass, shared: dict[str, Tensor], gradient: _Gradient) -> None:
     lists = part.rows
     blocks, sizes = call.blocks("grad_q")
     partial = call.scratch(lists, call.width)
@@ -419,7 +419,7 @@ def _differentiate_queries(call: _Call, part: TiledPass, shared: dict[str, Tenso
 
 
 def _differentiate_keys(
-    call: _Call, part: TiledPass, shared: dict[str, Tensor], grad_k: _Gradient, grad_v: _Gradient
+    call: Call, part: TiledPass, shared: dict[str, Tensor], grad_k: _Gradient, grad_v: _Gradient
 ) -> None:
     lists = part.columns
     blocks, sizes = call.blocks("grad_kv")
@@ -443,7 +443,7 @@ def _differentiate_keys(
 
 
 def _add_pieces(
-    call: _Call, lists: Lists, partial: Tensor, gradient: _Gradient, index: Tensor | None, n_places: int
+    call: Call, lists: Lists, partial: Tensor, gradient: _Gradient, index: Tensor | None, n_places: int
 ) -> None:
     """Sum the pieces of long tiles into the gradient."""
     if not lists.slots:
@@ -465,7 +465,7 @@ def _add_pieces(
     launch(_backward_device().add_pieces, programs, arguments)
 
 
-def _differentiate_bias(call: _Call, shared: dict[str, Tensor], bias: Tensor) -> Tensor:
+def _differentiate_bias(call: Call, shared: dict[str, Tensor], bias: Tensor) -> Tensor:
     """The gradient of the bias [H or 1, L], float32; sums of many pairs are kept in float64."""
     tile, device = call.program.tile, call.q.device
     blocks, sizes = call.blocks("grad_q")
