@@ -11,10 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from asterism.errors import ConfigurationError
 from asterism.training.settings.configuration import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Scale = Literal["laptop", "workstation", "paper"]
 """Two cores and an hour, one GPU and a day, or the published sizes and steps."""
@@ -132,7 +135,7 @@ class Experiment:
     trials      of a scale
     table       ours next to the published figures
     findings    the claims, decided
-    draw        writes the plot to a file of matplotlib's kinds
+    draw        makes the plot
     published   configurations at the published sizes, and their parameters in the paper (None: not said), by name
     caveats     what differs from the paper, and what is not known of it
     tried       of claims that fail: the likely cause, and what was tried
@@ -146,7 +149,7 @@ class Experiment:
     trials: Callable[[Scale], Sequence[Trial]]
     table: Callable[[Results], Table]
     findings: Callable[[Results], Sequence[Finding]]
-    draw: Callable[[Results, Path], None]
+    draw: Callable[[Results], "Figure"]
     published: Callable[[], Mapping[str, tuple[RunConfig, float | None]]]
     caveats: Sequence[str] = ()
     tried: Sequence[str] = ()

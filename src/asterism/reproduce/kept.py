@@ -10,9 +10,9 @@ from typing import Any
 
 from asterism.files import make_folder, write_text
 from asterism.reproduce.experiment import Experiment
-from asterism.reproduce.page import page
+from asterism.reproduce.page import page, write_plot
 from asterism.reproduce.papers import PAPERS
-from asterism.reproduce.record import read_record, results_of
+from asterism.reproduce.record import read_record
 from asterism.reproduce.registry import EXPERIMENTS
 from asterism.training.run.integrity import write_sealed
 
@@ -42,7 +42,7 @@ def write_pages(folder: Path) -> list[Path]:
         if not some:
             continue
         for one, record in some:
-            one.draw(results_of(record), folder / PICTURES / f"{one.name}.svg")
+            write_plot(one, record, folder / PICTURES / f"{one.name}.svg")
         written.append(folder / f"{paper}.md")
         write_text(written[-1], page(paper, some))
     return written

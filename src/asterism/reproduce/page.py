@@ -1,8 +1,10 @@
 """The page of a paper, and the section of an experiment in it, written from records."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from asterism.files import replacing_file
 from asterism.reproduce.experiment import Experiment, Results, Table, verdict
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import results_of
@@ -39,6 +41,14 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
     scale = "" if record["scale"] == "laptop" else f" --scale {record['scale']}"
     parts.append(f"<!-- not run: up to hours -->\n```sh\nasterism reproduce {experiment.name}{scale}\n```\n")
     return "\n".join(part for part in parts if part)
+
+
+def write_plot(experiment: Experiment, record: Mapping[str, Any], path: Path) -> None:
+    """Write the plot as SVG; equal records give equal files."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": experiment.name}), replacing_file(path) as unfinished:
+        experiment.draw(results_of(record)).savefig(unfinished, format="svg", metadata={"Date": None})
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from asterism.files import remove_leftovers, write_text
 from asterism.reproduce.experiment import Experiment, Scale, require_scale
-from asterism.reproduce.page import section
-from asterism.reproduce.record import add, is_measured, open_record, results_of
+from asterism.reproduce.page import section, write_plot
+from asterism.reproduce.record import add, is_measured, open_record
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
@@ -36,6 +36,6 @@ def reproduce(
         for number, trial in enumerate(left, len(trials) - len(left) + 1):
             say(f"{number} of {len(trials)}: {trial.name}, seed {trial.seed}")
             add(folder, record, trial, trial.run(folder))
-        experiment.draw(results_of(record), folder / PLOT)
+        write_plot(experiment, record, folder / PLOT)
         write_text(folder / PAGE, section(experiment, record, PLOT))
     return record

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, decided
 from asterism.reproduce.trials import Training
 from asterism.training.recipes import recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONTEXT = 12_288
 PUBLISHED = {6144: 0.9952, 9216: 0.9936, 10752: 0.9932, 11904: 0.9930, 12096: 0.9922, 12160: 0.9908}
@@ -67,7 +71,7 @@ def findings(results: Results) -> Sequence[Finding]:
     ]
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: Results) -> "Figure":
     """Bits per byte against the minimum context, less those of the shortest."""
     from matplotlib.figure import Figure
 
@@ -80,7 +84,7 @@ def draw(results: Results, path: Path) -> None:
     axes.set(xlabel="minimum context, bytes", ylabel="bits per byte, change")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path)
+    return figure
 
 
 CONTEXTS = Experiment(

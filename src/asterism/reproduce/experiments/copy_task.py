@@ -7,6 +7,7 @@ are. By the paper's percentages for one layer, random keys differ between heads:
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from asterism.reproduce.experiment import Experiment, Figures, Finding, Results,
 from asterism.reproduce.trials import Training
 from asterism.shape import ModelConfig
 from asterism.training.settings.configuration import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LENGTH, SYMBOLS, HEADS = 256, 127, 4
 DEPTHS = (1, 2, 3, 4)
@@ -82,7 +86,7 @@ def _config(mixers: str, depth: int, width: int, steps: int, batch: int) -> RunC
             initializer_gain=1.0,
             embedding_scale=width**0.5,
         ),
-        data="rows.bin",
+        data=f"rows-{ROWS}.bin",  # so that other rows are other settings
         record_length=LENGTH,
         context=LENGTH,
         batch_size=batch,
@@ -201,7 +205,7 @@ SOLVED = 0.98
 """The share of right symbols from which a pattern counts as one that copies."""
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: Results) -> "Figure":
     """Accuracy against depth, a line for each pattern, ours and the paper's."""
     from matplotlib.figure import Figure
 
@@ -221,7 +225,7 @@ def draw(results: Results, path: Path) -> None:
         axes.grid(alpha=0.3)
     ours.set_ylabel("symbols copied right, %")
     figure.legend(*theirs.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
-    figure.savefig(path)
+    return figure
 
 
 COPY_TASK = Experiment(

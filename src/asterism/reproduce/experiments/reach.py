@@ -1,10 +1,13 @@
 """Yun 2020, section 2.6: after how many layers does every token depend on every token?"""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, decided
 from asterism.reproduce.trials import Computation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LENGTH, MOST = 256, 16
 """Tokens, and the layers whose share of pairs is kept."""
@@ -101,7 +104,7 @@ def findings(results: Results) -> Sequence[Finding]:
     ]
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: Results) -> "Figure":
     """The share of pairs that do not depend on each other yet, against layers."""
     from matplotlib.figure import Figure
 
@@ -115,7 +118,7 @@ def draw(results: Results, path: Path) -> None:
     axes.set(xlabel="layers", ylabel="pairs not connected yet, %", xticks=range(1, MOST + 1), ylim=(0, 120))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize=8, frameon=False)
-    figure.savefig(path)
+    return figure
 
 
 REACH = Experiment(

@@ -7,13 +7,16 @@ many questions that holds in so many layers. The rest is chance. `selected` may 
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, Table, decided
 from asterism.reproduce.trials import Answering
 from asterism.search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LENGTH, DEPTHS = 128, (1, 2, 3)
 PATTERNS = {
@@ -129,7 +132,7 @@ def findings(results: Results) -> Sequence[Finding]:
     ]
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: Results) -> "Figure":
     """Accuracy against the most that reach allows."""
     from matplotlib.figure import Figure
 
@@ -147,7 +150,7 @@ def draw(results: Results, path: Path) -> None:
     axes.grid(alpha=0.3)
     marks = ", ".join(f"{mark} {layers}" for mark, layers in zip(("circle", "square", "diamond"), DEPTHS, strict=True))
     figure.legend(loc="outside right center", fontsize=8, frameon=False, title=f"layers:\n{marks}", title_fontsize=8)
-    figure.savefig(path)
+    return figure
 
 
 RECALL = Experiment(
@@ -171,8 +174,8 @@ RECALL = Experiment(
         " 0.3 (three seeds, `asterism search`).",
     ),
     caveats=(
-        "The paper compares attention with recurrent and convolutional models; sparse patterns and their reach are"
-        " ours.",
+        "The paper compares attention with recurrent and convolutional models; sparse patterns, their reach and the"
+        " claims about them are ours.",
         "A key and its value share a byte, because small models take thousands of steps to bind two.",
     ),
 )

@@ -1,10 +1,13 @@
 """Zaheer 2020, appendix B: a decoder whose tokens read two each runs Turing machines, as one with all keys does."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, decided
 from asterism.reproduce.trials import Computation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RUNS = (("palindromes", "0110"), ("copy", "abba"), ("increment", "1011"), ("anbn", "aabb"), ("beaver3", ""))
 """Machines of the library, and words."""
@@ -87,7 +90,7 @@ def findings(results: Results) -> Sequence[Finding]:
     ]
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(results: Results) -> "Figure":
     """Products of queries and keys against steps, of both decoders."""
     from matplotlib.figure import Figure
 
@@ -101,7 +104,7 @@ def draw(results: Results, path: Path) -> None:
     axes.set(xlabel="steps of the machine", ylabel="products of queries and keys", yscale="log")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path)
+    return figure
 
 
 TURING = Experiment(
