@@ -5,6 +5,7 @@ day; `--scale paper --dry-run` counts what the published sizes cost. The folder 
 the runs. The same command continues an experiment that was stopped, and what is measured is not run again.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,20 +34,21 @@ def run(argv: Sequence[str]) -> None:
     elif arguments.dry_run:
         _print_costs(find_experiment(arguments.name), arguments.scale, arguments.json)
     else:
-        _reproduce(find_experiment(arguments.name), arguments.scale, arguments.output, arguments.json)
+        _reproduce(find_experiment(arguments.name), arguments)
 
 
-def _reproduce(one: Experiment, scale: Scale, output: Path | None, as_json: bool) -> None:
+def _reproduce(one: Experiment, arguments: Namespace) -> None:
     require_package("matplotlib", "matplotlib", "plot", "the plot of an experiment")
     from asterism.reproduce.record import results_of
     from asterism.reproduce.run import PAGE, reproduce
 
+    scale: Scale = arguments.scale
     suffix = "" if scale == SCALES[0] else f"-{scale}"
-    folder = output or Path("runs") / f"reproduce-{one.name}{suffix}"
-    record = reproduce(one, scale, folder, say)
+    folder = arguments.output or Path("runs") / f"reproduce-{one.name}{suffix}"
+    record = reproduce(one, scale, folder, arguments.data, say)
     results = results_of(record)
     findings = one.findings(results)
-    if as_json:
+    if arguments.json:
         print_json({**record, "findings": [vars(found) for found in findings]})
         return
     print(one.table(results).aligned(), "", *findings, "", f"the page: {folder / PAGE}", sep="\n")
@@ -57,7 +59,7 @@ def _print_list(as_json: bool) -> None:
     from asterism.reproduce.record import results_of
     from asterism.reproduce.registry import EXPERIMENTS
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for one in EXPERIMENTS.values():
         record = kept(one)
         found = [] if record is None else one.findings(results_of(record))
@@ -69,6 +71,7 @@ def _print_list(as_json: bool) -> None:
                 "place": one.place,
                 "question": one.question,
                 "scales": list(one.setting),
+                "reads": [source.name for source in one.sources],
                 "claims": {finding.claim: verdict(finding.holds) for finding in found},
                 "date": max(dates, default=None),
             }
@@ -106,6 +109,9 @@ def _parser() -> Parser:
         "--scale", choices=SCALES, default=SCALES[0], help="laptop (default), workstation, or paper (with --dry-run)"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: runs/reproduce-NAME)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder with the files of real data that some experiments read"
+    )
     parser.add_switch("--list", "list the experiments, and which claims held when they were last run", default=False)
     parser.add_switch("--dry-run", "count operations and memory, and run nothing", default=False)
     parser.add_argument(

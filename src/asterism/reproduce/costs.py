@@ -36,10 +36,14 @@ def costs(experiment: Experiment, scale: Scale) -> list[Cost]:
     if scale == "paper" and published:
         return [_cost(name, config, published, scale) for name, (config, published) in published.items()]
     require_scale(experiment, scale)
-    trained = {one.name: one.config for one in reversed(experiment.trials(scale)) if isinstance(one, Training)}
+    trained = {
+        one.name: one.config
+        for one in experiment.trials(scale)
+        if isinstance(one, Training) and isinstance(one.config, RunConfig)
+    }
     if not trained:
         raise ConfigurationError("reproduce-no-cost", f"{experiment.name} has no runs of `asterism train` to count")
-    return [_cost(name, config, None, scale) for name, config in reversed(trained.items())]
+    return [_cost(name, config, None, scale) for name, config in trained.items()]
 
 
 def _cost(name: str, config: RunConfig, published: float | None, scale: Scale) -> Cost:

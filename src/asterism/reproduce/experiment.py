@@ -125,6 +125,14 @@ def verdict(holds: bool | None) -> str:
     return {True: "holds", False: "fails", None: "undecided"}[holds]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A file of real data that the user brings: its name, and what it is and where it comes from."""
+
+    name: str
+    what: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """An experiment.
@@ -137,6 +145,7 @@ class Experiment:
     findings    the claims, decided
     draw        makes the plot
     published   configurations at the published sizes, and their parameters in the paper (None: not said), by name
+    sources     files that the user brings
     caveats     what differs from the paper, and what is not known of it
     tried       of claims that fail: the likely cause, and what was tried
     """
@@ -151,6 +160,7 @@ class Experiment:
     findings: Callable[[Results], Sequence[Finding]]
     draw: Callable[[Results], "Figure"]
     published: Callable[[], Mapping[str, tuple[RunConfig, float | None]]]
+    sources: Sequence[Source] = ()
     caveats: Sequence[str] = ()
     tried: Sequence[str] = ()
 

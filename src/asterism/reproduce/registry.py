@@ -5,11 +5,18 @@ from asterism.reproduce.experiment import Experiment
 from asterism.reproduce.experiments.context import CONTEXTS
 from asterism.reproduce.experiments.copy_task import COPY_TASK
 from asterism.reproduce.experiments.fnet import FNET
+from asterism.reproduce.experiments.frontier import FRONTIER
+from asterism.reproduce.experiments.furthest import FURTHEST
+from asterism.reproduce.experiments.language import LANGUAGE
+from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
 from asterism.reproduce.experiments.turing import TURING
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (CONTEXTS, COPY_TASK, FNET, REACH, RECALL, TURING)}
+EXPERIMENTS: dict[str, Experiment] = {
+    one.name: one
+    for one in (CONTEXTS, COPY_TASK, FNET, FRONTIER, FURTHEST, LANGUAGE, PRICE_OF_UNIVERSALITY, REACH, RECALL, TURING)
+}
 
 
 def find_experiment(name: str) -> Experiment:

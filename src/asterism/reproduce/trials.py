@@ -3,14 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from asterism.files import make_folder, replacing_file
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.search.settings import SearchSettings
-from asterism.training.settings.configuration import RunConfig, config_to_dict
+from asterism.training.settings.configuration import AnyConfig, config_to_dict
 
 RUNS, MODELS, DATA = "runs", "models", "data"
 """Folders below that of an experiment."""
@@ -20,17 +20,20 @@ RUNS, MODELS, DATA = "runs", "models", "data"
 class Training(Trial):
     """A run, in runs/NAME-SEED.
 
-    config    of the run; where `write` makes its data, `config.data` is the name of their file in data/
+    config    of the run
     reported  figures of the report of the run that are kept, by the names that it has for them
-    write     makes the data
+    files     by setting, what makes the file or folder that it names: `config` has its name in data/, which says what
+              decides its contents. Files that the user gave lie there too (`Experiment.sources`)
+    start     the name of the trial, of the same seed, whose model `config.model` is to be
     score     more figures, of the folder of the finished run
     """
 
     name: str
     seed: int
-    config: RunConfig
+    config: AnyConfig
     reported: Sequence[str] = ()
-    write: Callable[[Path], None] | None = None
+    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    start: str | None = None
     score: Callable[[Path], Figures] | None = None
 
     def settings(self) -> dict[str, Any]:
@@ -40,23 +43,27 @@ class Training(Trial):
     def run(self, folder: Path) -> Figures:
         from asterism.training import train
 
-        config = replace(self.config, seed=self.seed)
-        if self.write is not None:
-            config = replace(config, data=str(self._data(folder)))
-        place = folder / RUNS / _file_name(self)
-        report = train(config, place, resume=(place / "run.json").exists())
+        places: dict[str, Any] = {
+            setting: str(_made(folder / DATA / getattr(self.config, setting), make))
+            for setting, make in self.files.items()
+        }
+        if self.start is not None:
+            places["model"] = str(folder / RUNS / _file_name(self.start, self.seed))
+        place = folder / RUNS / _file_name(self.name, self.seed)
+        report = train(replace(self.config, seed=self.seed, **places), place, resume=(place / "run.json").exists())
+        known = {**report.figures, **report.figures.get("scores", {})}
         found = {"minutes": report.minutes, "parameters": report.parameters}
-        found |= {name: report.figures[name] for name in self.reported}
+        found |= {name: known[name] for name in self.reported}
         return found | dict(self.score(place) if self.score is not None else {})
 
-    def _data(self, folder: Path) -> Path:
-        assert self.write is not None and self.config.data is not None
-        path = folder / DATA / self.config.data
-        if not path.exists():
-            make_folder(path.parent)
-            with replacing_file(path) as unfinished:
-                self.write(unfinished)
-        return path
+
+def _made(path: Path, make: Callable[[Path], None]) -> Path:
+    """A file or folder, made if it is not there; who is killed meanwhile leaves nothing under its name."""
+    if not path.exists():
+        make_folder(path.parent)
+        with replacing_file(path) as unfinished:
+            make(unfinished)
+    return path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +99,13 @@ class Answering(Trial):
         from asterism.search.trainee import Trainee
 
         task = make_task(self.search.task, self.search.length, self.search.seed)
-        trainee = Trainee(self.schedule, self.search, task, self.seed, folder / MODELS / _file_name(self))
+        trainee = Trainee(
+            self.schedule, self.search, task, self.seed, folder / MODELS / _file_name(self.name, self.seed)
+        )
         trainee.advance(self.search.steps)
         loss, accuracy = trainee.score()
         return {"loss": loss, "accuracy": accuracy, "minutes": trainee.state.seconds / 60}
 
 
-def _file_name(trial: Trial) -> str:
-    return f"{re.sub(r'[^a-z0-9]+', '-', trial.name.lower())}-{trial.seed}"
+def _file_name(trial: str, seed: int) -> str:
+    return f"{re.sub(r'[^a-z0-9]+', '-', trial.lower())}-{seed}"
