@@ -29,7 +29,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 
 # A test that hangs for ten minutes ends the run and says where it stood; a worker started anew would get it again.
 NO_HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 
-.PHONY: help train test quick test-slow test-lowest test-newest bench long-range readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest test-newest bench readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -65,9 +65,6 @@ bench: $(STAMP)  ## Measure all implementations and the peers installed, into be
 	$(BIN)/python benchmarks/choice.py benchmarks/results/$(DEVICE)-choice.json
 	$(BIN)/asterism bench -n 4096 16384 65536 --patience 20 --output benchmarks/results/$(DEVICE).json \
 		--plot benchmarks/results/$(DEVICE).png
-
-long-range: $(STAMP)  ## Tasks that need length, read whole and cut to 512 tokens, into benchmarks/results (50 minutes)
-	$(BIN)/python benchmarks/long_range.py runs/long-range benchmarks/results/long-range.json
 
 readers: $(STAMP)  ## The same tasks by each reader, one after the other, into benchmarks/results (an hour)
 	$(BIN)/python benchmarks/readers.py runs/readers benchmarks/results/readers.json

@@ -3,9 +3,9 @@
     python benchmarks/readers.py runs/readers benchmarks/results/readers.json
     python benchmarks/readers.py --report benchmarks/results/readers.json
 
-Writes the two made-up tasks (`long_range_tasks.py` says what they are), pretrains bigbird-tiny on their
-text, fine-tunes it for each task with each reader for as many steps as take equally long, asks it about documents it
-has not seen, and prints one table. What is finished in the folder is not done again, and what was stopped goes on.
+Writes the two made-up tasks (`asterism.reproduce.data.long_documents` says what they are), pretrains bigbird-tiny on
+their text, fine-tunes it for each task with each reader for as many steps as take equally long, asks it about documents
+it has not seen, and prints one table. What is finished in the folder is not done again, and what was stopped goes on.
 About an hour on one CPU core (`OMP_NUM_THREADS=1`); the second line prints the table of what is there, in Markdown.
 
 Columns: the score; tokens that the model read per document asked, special tokens and questions included, padding not;
@@ -26,11 +26,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from long_range import GUESSING, TASKS, fine_tuning, pretraining
-from long_range_tasks import Sizes, write_long_range
 from stages import ask_counted, do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
+from asterism.reproduce.data.long_documents import Sizes, write_long_range
+from asterism.reproduce.experiments.long_documents import GUESSING, TASKS, fine_tuning, pretraining
 from asterism.training import open_run
 from asterism.training.readers.bm25 import bm25, words_of
 from asterism.training.tasks.scores.answers import exact_match
@@ -88,14 +88,17 @@ def _stage(which: str, task: str, name: str, seed: str, arguments: argparse.Name
     folder, data = arguments.folder, arguments.folder / f"data-{seed}"
     pretrained = folder / f"pretrained-{seed}"
     if which == "pretrain":
-        config = replace(pretraining(data / "text", 1, int(seed)), minutes=None, steps=arguments.pretraining_steps)
+        config = replace(
+            pretraining(str(data / "text")), seed=int(seed), minutes=None, steps=arguments.pretraining_steps
+        )
         train_counted(config, pretrained)
         return
     run = folder / f"{task}-{name}-{seed}"
     if which == "train":
         steps = round(arguments.steps / SHORT_STEPS) if name == "sparse" else arguments.steps
-        config = fine_tuning(task, pretrained, data, 1, 1, int(seed))
-        train_counted(replace(config, length=None, reader=READERS[name], minutes=None, steps=steps), run)
+        config = fine_tuning(task, None, str(data / f"{task}.train.jsonl"), str(pretrained))
+        test = str(data / f"{task}.test.jsonl")
+        train_counted(replace(config, validation=test, reader=READERS[name], seed=int(seed), steps=steps), run)
     else:
         print(json.dumps(_asked(run, data / f"{task}.test.jsonl", task)))
 
@@ -194,7 +197,7 @@ def report(record: Mapping[str, Any]) -> None:
         lowest = min(record["baselines"][task])
         kind = "TF-IDF, nearest mean" if task == "classify" else "BM25, last word of the sentence"
         print(f"| {task} | no model: {kind} | {lowest:.3f} | | | | | | |")
-        print(f"| {task} | guessing | {GUESSING[task].rpartition(' ')[2]} | | | | | | |")
+        print(f"| {task} | guessing | {GUESSING[task]:.2f} | | | | | | |")
     settings = record["settings"]
     print(f"\nseeds {settings['seeds']}, {settings['asked']} documents asked about")
 

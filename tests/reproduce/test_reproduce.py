@@ -1,8 +1,11 @@
 """Experiments of papers: a record that goes on after a stop and refuses what changed, findings, pages, costs."""
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +18,19 @@ from refusals import refusing
 from repository import ROOT
 
 from asterism import attend
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.files import writing
 from asterism.reproduce import EXPERIMENTS, find_experiment, reproduce
 from asterism.reproduce.costs import costs
-from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Table, Trial, decided
+from asterism.reproduce.data.long_documents import anywhere, write_examples, write_texts
+from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Source, Table, Trial, decided
 from asterism.reproduce.experiments import copy_task
 from asterism.reproduce.kept import kept, write_pages
 from asterism.reproduce.page import write_plot
 from asterism.reproduce.record import RECORD, read_record
 from asterism.reproduce.trials import Answering, Computation, Training
 from asterism.theory.approximation.limits import depends
+from asterism.training.run import integrity
 from asterism.training.run.integrity import seal, write_sealed
 
 PAGES = ROOT / "docs" / "results" / "papers"
@@ -143,6 +149,41 @@ def test_a_damaged_record_is_one_line(tmp_path, text, code):
         reproduce(trials, "laptop", tmp_path / "made")
 
 
+def test_a_file_of_real_data_is_taken_along(tmp_path):
+    reading = replace(made_up(Asked("one", 0, [])), sources=(Source("reviews.jsonl", "film reviews by Maas 2011"),))
+    folder, there = tmp_path / "made", tmp_path / "data"
+    with refusing(DataError, "reproduce-data", "reads reviews.jsonl, film reviews by Maas 2011; give the folder"):
+        reproduce(reading, "laptop", folder)
+    there.mkdir()
+    with refusing(DataError, "reproduce-data", "does not have it"):
+        reproduce(reading, "laptop", folder, there)
+    (there / "reviews.jsonl").write_text("{}")
+    reproduce(reading, "laptop", folder, there)
+    (there / "reviews.jsonl").unlink()
+    reproduce(reading, "laptop", folder)
+    assert (folder / "data" / "reviews.jsonl").read_text() == "{}"
+
+
+def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):
+    log: list[str] = []
+    trials = [Asked("one", 0, log), Asked("three", 0, log)]
+    whole = reproduce(made_up(*trials), "laptop", tmp_path / "whole")
+    write, count = integrity.write_json, iter(range(100))
+
+    def full(path: Path, document: object) -> None:
+        if next(count) == 1:
+            with writing(path):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, document)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(integrity, "write_json", full)
+        with refusing(CheckpointError, "unwritable", "make room and go on"):
+            reproduce(made_up(*trials), "laptop", tmp_path / "full")
+    assert [row["trial"] for row in read_record(tmp_path / "full" / RECORD)["rows"]] == ["one"]
+    assert reproduce(made_up(*trials), "laptop", tmp_path / "full") == whole
+
+
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +244,31 @@ def test_a_task_of_search_is_learnt_with_the_schedule(tmp_path):
     assert small.run(tmp_path) == {**small.run(tmp_path)}  # from its checkpoint
     assert small.settings()["schedule"] == trial.schedule
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["window-1-layer-0"]
+
+
+@pytest.mark.model
+def test_a_run_starts_with_the_model_of_another_and_makes_its_own_files(tmp_path):
+    from asterism.reproduce.experiments import long_documents
+
+    first, second = long_documents.trials("laptop")[:2]
+    shape = replace(
+        first.config.model, mixers="window(1, 1)", hidden_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    few = {"steps": 1, "batch_size": 1, "evaluation_every": 1, "checkpoint_every": 1}
+    texts = partial(write_texts, seed=0, count=300)
+    replace(first, config=replace(first.config, model=shape, **few), files={"data": texts}).run(tmp_path)
+    examples = partial(write_examples, purpose="classify.train", seed=0, count=20, shapes=[anywhere(300)])
+    figures = replace(
+        second,
+        config=replace(second.config, evaluation_examples=2, **few),
+        files={"data": examples},
+        reported=("accuracy",),
+        score=None,
+    ).run(tmp_path)
+    assert 0 <= figures["accuracy"] <= 1 and figures["parameters"] > 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["classify-4-096-tokens-0", "pretrained-0"]
+    record = json.loads((tmp_path / "runs" / "classify-4-096-tokens-0" / "run.json").read_text())
+    assert record["config"]["model"] == str(tmp_path / "runs" / "pretrained-0")
 
 
 def test_a_computation_has_its_arguments_for_settings(tmp_path):

@@ -1,7 +1,5 @@
 """Universal approximation: the distance is what was asked for, the torch model is the exact construction."""
 
-import json
-import re
 import tracemalloc
 from fractions import Fraction
 
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from refusals import refusing
-from repository import BENCHMARKS, docs_page
 
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import FeedForward, SparseAttention
@@ -18,8 +15,6 @@ from asterism.theory import approximate, certify
 from asterism.theory.approximation.construction import Distance, as_function, distance
 from asterism.theory.approximation.functions import EXAMPLES, crossed, far
 from asterism.theory.approximation.torch_model import RAMP
-
-KEPT = BENCHMARKS / "results" / "approximation.json"
 
 
 def build(name, **how):
@@ -284,29 +279,3 @@ def test_a_function_that_does_not_fit_is_refused():
         build("far", delta="1/2").exact(np.full((1, 3, 1), 1.5))
     with refusing(ConfigurationError, "distance-arguments", "0.5"):
         build("far", delta="1/2").measure(p=0.5)
-
-
-def test_kept_results_of_the_torch_models():
-    """d_2 at most epsilon, measured on the torch models, and prices as they are computed now."""
-    record = json.loads(KEPT.read_text())
-    chosen = {(row["function"], row["epsilon"]): row for row in record["epsilons"]}
-    for name in ("far", "greatest", "crossed"):
-        for epsilon in (0.2, 0.1, 0.05):
-            row = chosen[name, epsilon]
-            assert row["model"]["value"] + 3 * row["model"]["error"] <= epsilon
-            assert row["model"]["samples_equal_to_exact"] == row["model"]["samples"]
-            price = build(name, delta=row["price"]["delta"]).price
-            assert row["price"] == {**vars(price), "delta": str(price.delta)}
-    for row in record["epsilons"]:
-        assert row["exact"]["value"] + 3 * row["exact"]["error"] <= row["epsilon"]
-        assert (row["model"] is None) == ("bits or more, and a float64 model" in (row["refusal"] or ""))
-
-
-def test_the_prices_on_the_page_are_the_kept_ones():
-    page = docs_page("theory.md").read_text()
-    rows = [row.split(" | ") for row in re.findall(r"^\| (\w+ \| \d .*) \|$", page, re.MULTILINE)]
-    names = ("function", "n", "d", "epsilon", "delta", "attention_layers", "feed_forward_layers")
-    facts = [row | row["price"] for row in json.loads(KEPT.read_text())["epsilons"]]
-    kept = [[format(fact[name], "," if name.endswith("layers") else "") for name in names] for fact in facts]
-    assert len(rows) == 6
-    assert [row for row in rows if row not in kept] == []

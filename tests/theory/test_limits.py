@@ -1,18 +1,14 @@
 """The furthest-vector task: one full layer solves it, orthogonal vectors reduce to it, and who can interact at all."""
 
-import importlib.util
-import json
 from functools import reduce
 
 import numpy as np
 import pytest
 import torch
 from refusals import refusing
-from repository import BENCHMARKS
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.patterns import parse, parse_schedule
-from asterism.randomness import isolated
 from asterism.theory.approximation.limits import (
     FurthestVectorLayer,
     furthest,
@@ -23,8 +19,6 @@ from asterism.theory.approximation.limits import (
     rational_unit_vectors,
     soft_solver,
 )
-
-KEPT = BENCHMARKS / "results" / "furthest-vector.json"
 
 
 def take(vectors, index):
@@ -146,29 +140,3 @@ def test_what_is_refused():
         orthogonal_pair(np.array([[1, 0], [1, 2]]))
     with refusing(DataError, "vectors-not-binary", "[2]"):
         orthogonal_pair(np.array([1, 0]))
-
-
-def test_a_trained_model_is_a_function_of_the_seed(monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmark_furthest", BENCHMARKS / "furthest.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    monkeypatch.setattr(benchmark, "STEPS", 4)
-    monkeypatch.setattr(benchmark, "TOKENS_TESTED", 64)
-    figures = []
-    for seed in (1, 2):
-        with isolated(seed):
-            figures.append(benchmark.train(benchmark.PATTERNS["bigbird"], 2, 8))
-    assert figures[0] == figures[1]
-
-
-def test_kept_result_of_trained_models():
-    """One full layer solves the task at every n. No sparse model beats its reach, and each falls as n grows."""
-    rows = json.loads(KEPT.read_text())["rows"]
-    assert {row["tokens"] for row in rows} == {8, 16, 32, 64}
-    for row in rows:
-        assert row["reach"] == interactions(row["pattern"], row["tokens"], row["layers"])[-1]
-        if row["name"] == "full" and row["layers"] == 1:
-            assert row["accuracy"] > 0.99
-        elif row["name"] != "full":
-            assert row["accuracy"] - 3 * row["standard_error"] <= row["reach"]
-            assert row["tokens"] < 64 or row["accuracy"] < 0.1

@@ -8,6 +8,7 @@ from asterism.reproduce.experiments.fnet import FNET
 from asterism.reproduce.experiments.frontier import FRONTIER
 from asterism.reproduce.experiments.furthest import FURTHEST
 from asterism.reproduce.experiments.language import LANGUAGE
+from asterism.reproduce.experiments.long_documents import LONG_DOCUMENTS
 from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
@@ -15,7 +16,19 @@ from asterism.reproduce.experiments.turing import TURING
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
-    for one in (CONTEXTS, COPY_TASK, FNET, FRONTIER, FURTHEST, LANGUAGE, PRICE_OF_UNIVERSALITY, REACH, RECALL, TURING)
+    for one in (
+        CONTEXTS,
+        COPY_TASK,
+        FNET,
+        FRONTIER,
+        FURTHEST,
+        LANGUAGE,
+        LONG_DOCUMENTS,
+        PRICE_OF_UNIVERSALITY,
+        REACH,
+        RECALL,
+        TURING,
+    )
 }
 
 

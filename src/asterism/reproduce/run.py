@@ -41,6 +41,7 @@ def reproduce(
     trials = experiment.trials(scale)
     with undisturbed(), locked(folder):
         remove_leftovers(folder)
+        remove_leftovers(folder / DATA)
         record = open_record(folder, experiment, scale)
         for source in experiment.sources:
             _take(source, experiment, folder / DATA / source.name, data)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from asterism.files import make_folder, replacing_file
+from asterism.files import flush, make_folder, replacing_file
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.search.settings import SearchSettings
 from asterism.training.settings.configuration import AnyConfig, config_to_dict
@@ -63,6 +63,8 @@ def _made(path: Path, make: Callable[[Path], None]) -> Path:
         make_folder(path.parent)
         with replacing_file(path) as unfinished:
             make(unfinished)
+            for file in unfinished.rglob("*"):
+                flush(file)
     return path
 
 

@@ -176,14 +176,18 @@ def draw(results: Results) -> "Figure":
             if (distance := results.mean(_grid(function, steps), "distance")) is not None
             and (layers := _layers(results, _grid(function, steps))) is not None
         ]
+        if not known:
+            continue
         steps_of, distances, layers_of = ([row[at] for row in known] for at in range(3))
-        left.plot(steps_of, distances, "o-", markersize=3)
+        left.plot(steps_of, distances, "o-", markersize=3, label=function)
         right.plot(distances, layers_of, "o-", markersize=3, label=f"{function}: n = {tokens}, d = {features}")
-    left.set(xscale="log", yscale="log", xlabel="delta", ylabel="d_2(f, g)")
-    right.set(xscale="log", yscale="log", xlabel="d_2(f, g)", ylabel="layers")
+    left.set(xlabel="delta", ylabel="d_2(f, g)")
+    right.set(xlabel="d_2(f, g)", ylabel="layers")
     for axes in (left, right):
         axes.grid(alpha=0.3, which="both")
-    right.legend(fontsize=8)
+        if axes.lines:  # without any, a logarithmic axis cannot be drawn
+            axes.set(xscale="log", yscale="log")
+            axes.legend(fontsize=8)
     return figure
 
 

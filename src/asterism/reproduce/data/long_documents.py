@@ -11,6 +11,8 @@ the label is.
 Question answering (`qa.train.jsonl`, `qa.test.jsonl`): one sentence says where the thing is that the question asks for.
 Eight other sentences, anywhere in the document, mention other places.
 
+A `Shape` of another length has its evidence anywhere, in its beginning too, and as much of it as its length deserves.
+
 Text (`text/`): short unlabelled documents of the same prose, with paragraphs on topics, in which six sentences on where
 things are kept return again and again: words to predict that have been said before. Places are drawn anew for every
 document, so that what is learned is to look, not to know.
@@ -65,6 +67,56 @@ _ADJECTIVES = ("old", "young", "quiet", "tall", "tired", "proud", "gentle", "str
 _VERBS = ("saw", "painted", "moved", "followed", "found", "sold", "watched", "cleaned", "carried", "forgot")
 _TIMES = ("today", "again", "yesterday", "slowly", "at noon", "in silence", "once more", "before dawn")
 
+
+@dataclass(frozen=True)
+class Shape:
+    """Words of a document, the range of words in which all that decides stands, and its sentences on the topic."""
+
+    words: int = WORDS
+    first: int = PREFIX
+    last: int = LAST
+    evidence: int = EVIDENCE
+
+
+def anywhere(words: int) -> Shape:
+    """The shape of a document of so many words that may have what decides anywhere."""
+    return Shape(words, 0, words, round(words * EVIDENCE / WORDS))
+
+
+def classification_document(random: np.random.Generator, shape: Shape = Shape()) -> dict[str, Any]:
+    """{"text", "label", "evidence"}: the last is the number of the first word that decides."""
+    label = list(TOPICS)[int(random.integers(len(TOPICS)))]
+    evidence = [_sentence(random, _pick(random, TOPICS[label])) for _ in range(shape.evidence)]
+    at = int(random.integers(shape.first, shape.last - _words(evidence)))
+    decoys = [
+        ([_sentence(random, _pick(random, words))], int(random.integers(shape.words))) for words in TOPICS.values()
+    ]
+    sentences, places = _document(random, shape.words, [(evidence, at), *decoys])
+    return {"text": " ".join(sentences), "label": label, "evidence": places[0]}
+
+
+def question_document(random: np.random.Generator, shape: Shape = Shape()) -> dict[str, Any]:
+    """{"context", "question", "answers", "evidence"}: the last is the number of the first word of the fact."""
+    thing = _pick(random, THINGS)
+    place, *others = random.choice(PLACES, 1 + DECOYS, replace=False).tolist()
+    fact = _fact(random, thing, place)
+    at = int(random.integers(shape.first, shape.last - _words([fact])))
+    decoys = [([_passing(random, other)], int(random.integers(shape.last))) for other in others]
+    sentences, numbers = _document(random, shape.words, [([fact], at), *decoys])
+    context = " ".join(sentences)
+    start = context.index(fact) + fact.index(place)
+    return {
+        "context": context,
+        "question": f"Where is the {thing}?",
+        "answers": {"text": [place], "answer_start": [start]},
+        "evidence": numbers[0],
+    }
+
+
+MAKERS: dict[str, Callable[[np.random.Generator, Shape], dict[str, Any]]] = {
+    "classify": classification_document,
+    "qa": question_document,
+}
 _PURPOSES = ("classify.train", "classify.test", "qa.train", "qa.test", "text")
 
 
@@ -79,20 +131,26 @@ class Sizes:
 
 def write_long_range(folder: Path, *, seed: int = 0, sizes: Sizes = Sizes()) -> None:
     """Write all files into a new folder, whole or not at all."""
-    makers: dict[str, tuple[Callable[[np.random.Generator], dict[str, Any]], int]] = {
-        "classify.train": (classification_document, sizes.train),
-        "classify.test": (classification_document, sizes.test),
-        "qa.train": (question_document, sizes.train),
-        "qa.test": (question_document, sizes.test),
-    }
     with replacing(folder) as temporary:
-        for purpose, (make, count) in makers.items():
-            lines = (json.dumps(make(random)) + "\n" for random in generators(seed, purpose, count))
-            (temporary / f"{purpose}.jsonl").write_text("".join(lines))
-        text = temporary / "text"
-        text.mkdir()
-        for number, random in enumerate(generators(seed, "text", sizes.text)):
-            (text / f"{number:06}.txt").write_text(text_document(random))
+        for task in MAKERS:
+            for split, count in (("train", sizes.train), ("test", sizes.test)):
+                write_examples(temporary / f"{task}.{split}.jsonl", f"{task}.{split}", seed, count)
+        write_texts(temporary / "text", seed, sizes.text)
+
+
+def write_examples(path: Path, purpose: str, seed: int, count: int, shapes: Sequence[Shape] = (Shape(),)) -> None:
+    """Write labelled documents, a line each, for a purpose such as "qa.train"; shapes take turns."""
+    make = MAKERS[purpose.partition(".")[0]]
+    with path.open("w") as lines:
+        for number, random in enumerate(generators(seed, purpose, count)):
+            lines.write(json.dumps(make(random, shapes[number % len(shapes)])) + "\n")
+
+
+def write_texts(folder: Path, seed: int, count: int) -> None:
+    """Write unlabelled documents, a file each."""
+    folder.mkdir()
+    for number, random in enumerate(generators(seed, "text", count)):
+        (folder / f"{number:06}.txt").write_text(text_document(random))
 
 
 def generators(seed: int, purpose: str, count: int) -> Iterator[np.random.Generator]:
@@ -100,34 +158,6 @@ def generators(seed: int, purpose: str, count: int) -> Iterator[np.random.Genera
     for number in range(count):
         key = np.random.SeedSequence((seed, _PURPOSES.index(purpose), number)).generate_state(2, np.uint64)
         yield np.random.Generator(np.random.Philox(key=key))
-
-
-def classification_document(random: np.random.Generator) -> dict[str, Any]:
-    """{"text", "label", "evidence"}: the last is the number of the first word that decides."""
-    label = list(TOPICS)[int(random.integers(len(TOPICS)))]
-    evidence = [_sentence(random, _pick(random, TOPICS[label])) for _ in range(EVIDENCE)]
-    at = int(random.integers(PREFIX, LAST - _words(evidence)))
-    decoys = [([_sentence(random, _pick(random, words))], int(random.integers(WORDS))) for words in TOPICS.values()]
-    sentences, places = _document(random, [(evidence, at), *decoys])
-    return {"text": " ".join(sentences), "label": label, "evidence": places[0]}
-
-
-def question_document(random: np.random.Generator) -> dict[str, Any]:
-    """{"context", "question", "answers", "evidence"}: the last is the number of the first word of the fact."""
-    thing = _pick(random, THINGS)
-    place, *others = random.choice(PLACES, 1 + DECOYS, replace=False).tolist()
-    fact = _fact(random, thing, place)
-    at = int(random.integers(PREFIX, LAST - _words([fact])))
-    decoys = [([_passing(random, other)], int(random.integers(LAST))) for other in others]
-    sentences, numbers = _document(random, [([fact], at), *decoys])
-    context = " ".join(sentences)
-    start = context.index(fact) + fact.index(place)
-    return {
-        "context": context,
-        "question": f"Where is the {thing}?",
-        "answers": {"text": [place], "answer_start": [start]},
-        "evidence": numbers[0],
-    }
 
 
 def text_document(random: np.random.Generator) -> str:
@@ -146,8 +176,10 @@ def text_document(random: np.random.Generator) -> str:
     return " ".join(sentences) + "\n"
 
 
-def _document(random: np.random.Generator, planted: Sequence[tuple[list[str], int]]) -> tuple[list[str], list[int]]:
-    """Sentences of WORDS words or a few more, with groups planted at or behind given words; and where each begins."""
+def _document(
+    random: np.random.Generator, length: int, planted: Sequence[tuple[list[str], int]]
+) -> tuple[list[str], list[int]]:
+    """Sentences of `length` words or a few more; groups stand at or behind given words, and where each begins."""
     sentences: list[str] = []
     begins = [0] * len(planted)
     words = 0
@@ -159,7 +191,7 @@ def _document(random: np.random.Generator, planted: Sequence[tuple[list[str], in
         begins[number] = words
         sentences += group
         words += _words(group)
-    while words < WORDS:
+    while words < length:
         sentences.append(_sentence(random, _pick(random, _OBJECTS)))
         words += _words(sentences[-1:])
     return sentences, begins

@@ -1,18 +1,14 @@
 """The made-up long tasks: nothing decides in the beginning, what decides stands anywhere further on, seeds fix all."""
 
-import importlib
 import json
 import re
-import sys
 from collections import Counter
 
 import pytest
-from repository import BENCHMARKS, ROOT, docs_page
 from small_encoders import write_lines
 from small_tasks import read_documents, read_questions
 
-sys.path.insert(0, str(BENCHMARKS))
-from long_range_tasks import (  # noqa: E402  # lies beside the benchmarks
+from asterism.reproduce.data.long_documents import (
     DECOYS,
     EVIDENCE,
     LAST,
@@ -22,6 +18,7 @@ from long_range_tasks import (  # noqa: E402  # lies beside the benchmarks
     TOPICS,
     WORDS,
     Sizes,
+    anywhere,
     classification_document,
     generators,
     question_document,
@@ -100,6 +97,18 @@ def test_one_fact_answers_and_other_places_are_only_passed(questions):
         assert seen.keys() == set(names) and max(seen.values()) < 3 * COUNT / len(names)
 
 
+@pytest.mark.parametrize("words", [300, 1000, 3600])
+def test_in_a_shape_of_its_own_what_decides_stands_anywhere(words):
+    shape = anywhere(words)
+    documents = [classification_document(random, shape) for random in generators(0, "classify.train", COUNT)]
+    for document in documents:
+        assert words <= len(document["text"].split()) < words + 20
+        assert topics(document["text"]).most_common(1)[0] == (document["label"], round(words / 26) + 1)
+    assert is_uniform([document["evidence"] for document in documents], 0, words - 8 * shape.evidence)
+    questions = [question_document(random, shape) for random in generators(0, "qa.train", COUNT)]
+    assert is_uniform([question["evidence"] for question in questions], 0, words)
+
+
 def test_text_restates_its_facts():
     texts = [text_document(random) for random in generators(0, "text", 50)]
     for text in texts:
@@ -126,41 +135,3 @@ def test_what_is_written_is_what_was_made(tmp_path, questions):
     path = write_lines(tmp_path / "q.jsonl", questions[:5])
     assert [json.loads(line) for line in path.read_text().splitlines()] == questions[:5]
     assert [one.answers[0].text for one in read_questions(path)] == [one["answers"]["text"][0] for one in questions[:5]]
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """What imports a script of benchmarks/, as it is found by another."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module
-
-
-@pytest.mark.parametrize("name", ["copying", "long_range", "qmsum", "readers", "selection", "translation"])
-def test_the_scripts_find_what_they_take_of_the_library(script, name):
-    assert callable(script(name).main)
-
-
-def test_a_search_for_words_solves_both_tasks(script, tmp_path):
-    """So the table of readers shows what is read, and not what only a model could understand."""
-    write_long_range(tmp_path / "data", sizes=Sizes(train=40, test=20, text=1))
-    baselines = script("readers").BASELINES
-    assert baselines["classify"](tmp_path / "data") == 1
-    assert baselines["qa"](tmp_path / "data") >= 0.95
-
-
-@pytest.mark.parametrize("name", ["readers", "qmsum"])
-def test_the_tables_of_readers_are_those_of_the_results(script, name, capsys):
-    record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    script(name).report(record)
-    table = capsys.readouterr().out.partition("\n\n")[0]
-    assert table.count("\n") >= 7 and table in docs_page("results/readers.md").read_text()
-
-
-def test_the_table_of_what_readers_see_is_that_of_the_results(script, capsys):
-    record = json.loads((ROOT / "benchmarks" / "results" / "selection.json").read_text())
-    script("selection").report(record)
-    *table, _, sizes = capsys.readouterr().out.splitlines()
-    page = docs_page("results/readers.md").read_text()
-    assert len(table) == 7 and "\n".join(table) in page
-    for number in re.findall(r"[\d,]{3,}", sizes):
-        assert number in page
