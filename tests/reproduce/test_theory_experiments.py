@@ -59,7 +59,7 @@ def test_one_that_is_built_anew_has_the_figures_of_the_record(prices, tmp_path):
 
 
 def test_functions_are_those_of_theory():
-    assert price.FUNCTIONS == {name: (one.n, one.d) for name, one in EXAMPLES.items()}
+    assert {name: (one.n, one.d) for name, one in EXAMPLES.items()} == price.FUNCTIONS
 
 
 def test_a_construction_that_is_further_than_epsilon_fails_the_claim(prices):

@@ -2,13 +2,19 @@
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.reproduce.experiment import Experiment
+from asterism.reproduce.experiments.blocks_512 import BUILDING_BLOCKS
 from asterism.reproduce.experiments.context import CONTEXTS
 from asterism.reproduce.experiments.copy_task import COPY_TASK
+from asterism.reproduce.experiments.factorised import FACTORISED_PICTURES, FACTORISED_TEXT
 from asterism.reproduce.experiments.fnet import FNET
 from asterism.reproduce.experiments.frontier import FRONTIER
 from asterism.reproduce.experiments.furthest import FURTHEST
+from asterism.reproduce.experiments.genomics import GENOMICS
+from asterism.reproduce.experiments.heads import HEADS_COMBINED
 from asterism.reproduce.experiments.language import LANGUAGE
 from asterism.reproduce.experiments.long_documents import LONG_DOCUMENTS
+from asterism.reproduce.experiments.mlm_length import CONTEXT_MLM
+from asterism.reproduce.experiments.persistent import PERSISTENT
 from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
@@ -17,19 +23,27 @@ from asterism.reproduce.experiments.turing import TURING
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
     for one in (
+        FACTORISED_TEXT,
+        FACTORISED_PICTURES,
         CONTEXTS,
+        HEADS_COMBINED,
         COPY_TASK,
-        FNET,
-        FRONTIER,
-        FURTHEST,
         LANGUAGE,
-        LONG_DOCUMENTS,
-        PRICE_OF_UNIVERSALITY,
         REACH,
-        RECALL,
+        PRICE_OF_UNIVERSALITY,
+        BUILDING_BLOCKS,
+        CONTEXT_MLM,
+        LONG_DOCUMENTS,
+        GENOMICS,
         TURING,
+        FURTHEST,
+        FNET,
+        PERSISTENT,
+        RECALL,
+        FRONTIER,
     )
 }
+"""In the order of the papers, and of their tables."""
 
 
 def find_experiment(name: str) -> Experiment:

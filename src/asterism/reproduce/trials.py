@@ -1,4 +1,4 @@
-"""The kinds of trials: a run of `asterism train`, a model that learns a task of `asterism search`, a computation."""
+"""The kinds of trials: a run of `asterism train`, a small model of `asterism search`, a computation, a baseline."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class Training(Trial):
     config    of the run
     reported  figures of the report of the run that are kept, by the names that it has for them
     files     by setting, what makes the file or folder that it names: `config` has its name in data/, which says what
-              decides its contents. Files that the user gave lie there too (`Experiment.sources`)
+              decides its contents. Files that the user gave lie there too (`Experiment.sources`): None makes nothing
     start     the name of the trial, of the same seed, whose model `config.model` is to be
     score     more figures, of the folder of the finished run
     """
@@ -32,7 +32,7 @@ class Training(Trial):
     seed: int
     config: AnyConfig
     reported: Sequence[str] = ()
-    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    files: Mapping[str, Callable[[Path], None] | None] = field(default_factory=dict)
     start: str | None = None
     score: Callable[[Path], Figures] | None = None
 
@@ -57,9 +57,9 @@ class Training(Trial):
         return found | dict(self.score(place) if self.score is not None else {})
 
 
-def _made(path: Path, make: Callable[[Path], None]) -> Path:
+def _made(path: Path, make: Callable[[Path], None] | None) -> Path:
     """A file or folder, made if it is not there; who is killed meanwhile leaves nothing under its name."""
-    if not path.exists():
+    if make is not None and not path.exists():
         make_folder(path.parent)
         with replacing_file(path) as unfinished:
             make(unfinished)
@@ -82,6 +82,22 @@ class Computation(Trial):
 
     def run(self, folder: Path) -> Figures:
         return self.compute(**self.arguments, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Trial):
+    """Figures of a model without attention: `measure` makes them of the folder data/, and `given` decides them."""
+
+    name: str
+    seed: int
+    measure: Callable[[Path], Figures]
+    given: Mapping[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.given, "seed": self.seed}
+
+    def run(self, folder: Path) -> Figures:
+        return self.measure(folder / DATA)
 
 
 @dataclass(frozen=True, kw_only=True)

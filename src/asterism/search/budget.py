@@ -5,6 +5,7 @@ in keys per query, the mean over queries, layers and heads. A pattern that choos
 read at most; comparing queries with blocks in order to choose is not counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asterism.budget import parse_budget
@@ -42,8 +43,8 @@ def read_limit(text: str, length: int) -> Limit:
     return Limit(text, keys)
 
 
-def keys_read(schedule: str, length: int, layers: int) -> float:
-    """Keys per query that a schedule of causal patterns reads, the mean over its layers and heads.
+def keys_read(schedule: str | Sequence[str], length: int, layers: int) -> float:
+    """Keys per query that a schedule, or one pattern for each layer, reads: the mean over queries, layers and heads.
 
     Raises PatternError for a schedule that cannot be read, or with fourier().
     """

@@ -1,0 +1,40 @@
+"""A plot that several experiments share: one figure of each trial, here and in the paper."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from asterism.reproduce.experiment import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw_points(
+    results: Results, names: Sequence[str], figure: str, label: str, published: Mapping[str, float] | None = None
+) -> "Figure":
+    """A row for each name: a dot for each seed, a line at their mean and, on an axis of its own, the paper's value.
+
+    figure       name of the recorded figure
+    label        what it is, with its unit
+    published    the paper's values in the same unit, by name; names may be missing
+    """
+    from matplotlib.figure import Figure
+
+    published = published or {}
+    drawn = Figure(figsize=(8 if published else 5.4, 0.9 + 0.4 * len(names)), layout="constrained")
+    here, *paper = drawn.subplots(1, 2 if published else 1, sharey=True, squeeze=False)[0]
+    for row, name in enumerate(names):
+        values = results.values(name, figure)
+        here.plot(values, [row] * len(values), "o", color=f"C{row}", alpha=0.6)
+        mean = results.mean(name, figure)
+        if mean is not None:
+            here.plot([mean, mean], [row - 0.3, row + 0.3], color=f"C{row}")
+        for axes in paper:
+            if name in published:
+                axes.plot([published[name]], [row], "D", color=f"C{row}")
+    here.set(title="here", xlabel=label, yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    for axes in paper:
+        axes.set(title="in the paper", xlabel=label)
+    for axes in (here, *paper):
+        axes.grid(alpha=0.3)
+    return drawn
