@@ -34,6 +34,12 @@ PAPERS = {
         "FNet: Mixing Tokens with Fourier Transforms",
         "arxiv.org/abs/2105.03824",
     ),
+    "tay-2020": Paper(
+        "Long Range Arena",
+        "Tay et al. 2020",
+        "Long Range Arena: A Benchmark for Efficient Transformers",
+        "arxiv.org/abs/2011.04006",
+    ),
     "sukhbaatar-2019": Paper(
         "Persistent memory",
         "Sukhbaatar, Grave, Lample, Jégou, Joulin 2019",

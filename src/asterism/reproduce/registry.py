@@ -13,6 +13,10 @@ from asterism.reproduce.experiments.genomics import GENOMICS
 from asterism.reproduce.experiments.heads import HEADS_COMBINED
 from asterism.reproduce.experiments.language import LANGUAGE
 from asterism.reproduce.experiments.long_documents import LONG_DOCUMENTS
+from asterism.reproduce.experiments.lra_image import LRA_IMAGE
+from asterism.reproduce.experiments.lra_listops import LRA_LISTOPS
+from asterism.reproduce.experiments.lra_pathfinder import LRA_PATHFINDER
+from asterism.reproduce.experiments.lra_text import LRA_TEXT
 from asterism.reproduce.experiments.mlm_length import CONTEXT_MLM
 from asterism.reproduce.experiments.persistent import PERSISTENT
 from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
@@ -39,6 +43,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         FURTHEST,
         FNET,
         PERSISTENT,
+        LRA_LISTOPS,
+        LRA_TEXT,
+        LRA_IMAGE,
+        LRA_PATHFINDER,
         RECALL,
         FRONTIER,
     )

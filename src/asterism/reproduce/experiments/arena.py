@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Source, Table, Trial, decided
-from asterism.reproduce.trials import DATA, Training
+from asterism.reproduce.trials import Baseline, Training
 from asterism.shape import ModelConfig
 from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
@@ -73,7 +73,7 @@ class Counting(NamedTuple):
 
     name: str
     rows: int
-    score: Callable[[Path, Sizes, int], Figures]
+    score: Callable[..., Figures]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,30 +96,20 @@ class Arena:
     published: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Simple(Trial):
-    """Figures of a model without attention, of the data in the folder of the experiment."""
-
-    name: str
-    seed: int
-    task: Arena
-    sizes: Sizes
-
-    def settings(self) -> dict[str, Any]:
-        train, test = self.task.data(self.sizes)
-        return {"model": self.name, "rows": self.task.simple.rows, "data": train.name, "validation": test.name}
-
-    def run(self, folder: Path) -> Figures:
-        return self.task.simple.score(folder / DATA, self.sizes, self.task.simple.rows)
-
-
 def trials(task: Arena, scale: Scale) -> Sequence[Trial]:
     """The simple model, then every pattern."""
     sizes = task.sizes[scale]
     return [
-        Simple(name=task.simple.name, seed=0, task=task, sizes=sizes),
+        _simple(task, sizes),
         *(_training(task, sizes, name, seed) for seed in range(sizes.seeds) for name in PATTERNS),
     ]
+
+
+def _simple(task: Arena, sizes: Sizes) -> Baseline:
+    train, test = task.data(sizes)
+    name, rows, score = task.simple
+    given = {"rows": rows, "data": train.name, "validation": test.name}
+    return Baseline(name=name, seed=0, measure=partial(score, sizes=sizes, rows=rows), given=given)
 
 
 def _training(task: Arena, sizes: Sizes, name: str, seed: int) -> Training:

@@ -45,7 +45,7 @@ def weigh_pixels(folder: Path, sizes: Sizes, rows: int) -> Figures:
 IMAGE = Arena(
     title="Image",
     sizes={
-        "laptop": Sizes(length=SIDE**2, rows=20_000, tested=2000, steps=1000, batch=16),
+        "laptop": Sizes(length=SIDE**2, rows=20_000, tested=2000, steps=700, batch=16),
         "workstation": Sizes(length=SIDE**2, rows=50_000, tested=10_000, steps=35_000, batch=256, seeds=3),
         "paper": Sizes(length=SIDE**2, rows=50_000, tested=10_000, steps=35_000, batch=256),
     },
@@ -59,7 +59,7 @@ LRA_IMAGE = arena(
     "lra-image",
     IMAGE,
     {
-        "laptop": "Models of two layers, 64 wide, read 32 x 32 pixels of CIFAR-10 as 1,024 grey values, learn in 1,000"
+        "laptop": "Models of two layers, 64 wide, read 32 x 32 pixels of CIFAR-10 as 1,024 grey values, learn in 700"
         " steps of 16 pictures, and name 2,000 pictures of the test split.",
         "workstation": "Models of two layers, 64 wide, read 32 x 32 pixels of CIFAR-10 as 1,024 grey values, learn in"
         " 35,000 steps of 256 pictures, and name the 10,000 of the test split. Three seeds.",

@@ -57,7 +57,7 @@ def _counts(texts: list[str]) -> np.ndarray:
 LISTOPS = Arena(
     title="ListOps",
     sizes={
-        "laptop": Sizes(length=502, rows=48_000, tested=2000, steps=1500, batch=32),
+        "laptop": Sizes(length=502, rows=48_000, tested=2000, steps=1200, batch=32),
         "workstation": Sizes(length=2002, rows=96_000, tested=2000, steps=5000, batch=32, seeds=3),
         "paper": Sizes(length=2002, rows=96_000, tested=2000, steps=5000, batch=32),
     },
@@ -70,7 +70,7 @@ LRA_LISTOPS = arena(
     "lra-listops",
     LISTOPS,
     {
-        "laptop": "Models of two layers, 64 wide, learn from 48,000 expressions of 100 to 500 symbols, in 1,500 steps"
+        "laptop": "Models of two layers, 64 wide, learn from 48,000 expressions of 100 to 500 symbols, in 1,200 steps"
         " of 32 rows, and answer 2,000 new ones.",
         "workstation": "Models of two layers, 64 wide, learn from 96,000 expressions of 500 to 2,000 symbols, in 5,000"
         " steps of 32 rows, and answer 2,000 new ones. Three seeds.",

@@ -50,7 +50,7 @@ def _pictures(sizes: Sizes, count: int, seed: int) -> tuple[np.ndarray, list[str
 PATHFINDER = Arena(
     title="Pathfinder",
     sizes={
-        "laptop": Sizes(length=256, rows=20_000, tested=2000, steps=1500, batch=32),
+        "laptop": Sizes(length=256, rows=20_000, tested=2000, steps=1200, batch=32),
         "workstation": Sizes(length=1024, rows=160_000, tested=20_000, steps=62_400, batch=256, seeds=3),
         "paper": Sizes(length=1024, rows=160_000, tested=20_000, steps=62_400, batch=256),
     },
@@ -64,7 +64,7 @@ LRA_PATHFINDER = arena(
     "lra-pathfinder",
     PATHFINDER,
     {
-        "laptop": "Models of two layers, 64 wide, read 16 x 16 pixels as 256 grey values, learn in 1,500 steps of 32"
+        "laptop": "Models of two layers, 64 wide, read 16 x 16 pixels as 256 grey values, learn in 1,200 steps of 32"
         " pictures, and answer for 2,000 new ones.",
         "workstation": "Models of two layers, 64 wide, read 32 x 32 pixels as 1,024 grey values, learn in 62,400 steps"
         " of 256 pictures, and answer for 20,000 new ones. Three seeds.",

@@ -43,7 +43,7 @@ def count_words(folder: Path, sizes: Sizes, rows: int) -> Figures:
 TEXT = Arena(
     title="Text",
     sizes={
-        "laptop": Sizes(length=1024, rows=MOST, tested=2000, steps=800, batch=16),
+        "laptop": Sizes(length=1024, rows=MOST, tested=2000, steps=600, batch=16),
         "workstation": Sizes(length=4000, rows=MOST, tested=MOST, steps=20_000, batch=32, seeds=3),
         "paper": Sizes(length=4000, rows=MOST, tested=MOST, steps=20_000, batch=32),
     },
@@ -56,7 +56,7 @@ LRA_TEXT = arena(
     "lra-text",
     TEXT,
     {
-        "laptop": "Models of two layers, 64 wide, learn from 25,000 IMDb reviews, cut to 1,022 bytes, in 800 steps of"
+        "laptop": "Models of two layers, 64 wide, learn from 25,000 IMDb reviews, cut to 1,022 bytes, in 600 steps of"
         " 16 rows, and judge 2,000 reviews of the test split.",
         "workstation": "Models of two layers, 64 wide, learn from 25,000 IMDb reviews, cut to 3,998 bytes, in 20,000"
         " steps of 32 rows, and judge the 25,000 of the test split. Three seeds.",
@@ -66,8 +66,8 @@ LRA_TEXT = arena(
         Source(TEST, "the 25,000 reviews of the test split, written likewise"),
     ),
     tried=(
-        "A likely cause: a regression is given words, and these models have to learn them from bytes, in half a pass"
-        " over the reviews. Longer training at this scale was not tried.",
+        "A likely cause: a regression is given words, and these models have to learn them from bytes, in less than half"
+        " a pass over the reviews. Longer training at this scale was not tried.",
     ),
     caveats=(
         "Reviews are cut to 1,022 bytes at scale laptop, and to 4,000 in Long Range Arena.",
