@@ -178,7 +178,7 @@ def draw(results: Results) -> "Figure":
         axes.set(title=f"{layers} layer{'s' * (layers > 1)}", xlabel="tokens")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("tokens solved; dashed: pairs in reach", fontsize=9)
-    panels[-1].legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     return figure
 
 

@@ -166,6 +166,7 @@ def _slope(results: Results, function: str) -> float | None:
 def draw(results: Results) -> "Figure":
     """Distance against the grid's step, and layers against the distance, on logarithmic axes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -184,9 +185,13 @@ def draw(results: Results) -> "Figure":
     left.set(xlabel="delta", ylabel="d_2(f, g)")
     right.set(xlabel="d_2(f, g)", ylabel="layers")
     for axes in (left, right):
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
         if axes.lines:  # without any, a logarithmic axis cannot be drawn
             axes.set(xscale="log", yscale="log")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+                axis.set_minor_locator(NullLocator())
             axes.legend(fontsize=8)
     return figure
 
