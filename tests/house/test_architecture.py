@@ -23,6 +23,7 @@ ALLOWED["lazy"] = {"lazy"}
 ALLOWED["labels"] = {"labels"}
 for folder in ("theory", "models", "training"):
     ALLOWED[folder].add("lazy")
+ALLOWED["columns"] = {"columns"}
 ALLOWED["budget"] = {"errors", "budget"}
 ALLOWED["calls"] = {"errors", "lazy", "calls"}
 ALLOWED["files"] = {"errors", "files"}
@@ -50,6 +51,8 @@ ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["search"] = {*ALLOWED["training"], "bench", "budget", "search"}
 ALLOWED["reproduce"] = {*ALLOWED["search"], "theory", "search", "reproduce"}
 ALLOWED["explore"] = {*ALLOWED["training"], "theory", "explore"}
+for folder in ("evaluation", "sparsify", "promises", "search", "reproduce", "cli"):
+    ALLOWED[folder] |= {"columns"}
 ALLOWED["cli"] |= {
     "theory",
     "bench",

@@ -12,6 +12,7 @@ from asterism.cli.errors import UsageError
 from asterism.cli.mixers import FOURIER
 from asterism.cli.parser import percent, print_json
 from asterism.cli.waiting import waiting
+from asterism.columns import aligned
 from asterism.compiler import compile_pattern
 from asterism.compiler.blocks import pairs_read
 from asterism.compiler.liveness import last_reader
@@ -105,14 +106,12 @@ def _lines(described: "ModelAttention", costs: Mapping[Mixer | None, _Cost], n: 
     lines = [f"{described.model} ({described.family}), {len(layers)} layers, {n:,} tokens", ""]
     rows = [("pattern", "a query reads", "pairs of a head", f"of {dense}", "layers")]
     rows += [_row(one, costs[one.pattern], numbers, described, n) for one, numbers in _alike(layers).items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        pattern, reads, pairs, share = (
-            f"{cell:>{width}}" if column in (2, 3) else f"{cell:<{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=False))
-        )
-        lines.append(f"{pattern}  {reads}  {pairs}  {share}  {row[4]}")
-    lines += ["", *_facts(described, costs, n), *(f"note     {remark}" for remark in described.remarks)]
+    lines += [
+        *aligned(rows, left=(0, 1, 4)),
+        "",
+        *_facts(described, costs, n),
+        *(f"note     {remark}" for remark in described.remarks),
+    ]
     return lines
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from asterism.columns import aligned
 from asterism.errors import CheckpointError
 from asterism.files import read_json, write_json
 
@@ -47,14 +48,7 @@ class Scores:
         return {**self.settings, "cells": [asdict(cell) for cell in self.cells]}
 
     def __str__(self) -> str:
-        rows = [_HEADINGS, *(_row(cell) for cell in self.cells)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(
-                [first.ljust(widths[0]), *(one.rjust(width) for one, width in zip(rest, widths[1:], strict=True))]
-            )
-            for first, *rest in rows
-        )
+        return "\n".join(aligned([_HEADINGS, *(_row(cell) for cell in self.cells)]))
 
 
 def _row(cell: TaskScore) -> tuple[str, ...]:

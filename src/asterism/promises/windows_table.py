@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from asterism.columns import aligned
 from asterism.promises.verdicts import PathVerdict
 from asterism.promises.windows import WindowReport
 
@@ -21,22 +22,15 @@ def _table(attention: str, verdicts: Sequence[PathVerdict]) -> list[str]:
     columns = list(dict.fromkeys((verdict.pattern, verdict.layers) for verdict in verdicts))
     heads = [f"{pattern} (layer{'s' * (len(layers) > 1)} {ranges(layers)})" for pattern, layers in columns]
     rows = [(path, list(group)) for path, group in groupby(verdicts, key=lambda verdict: verdict.path)]
-    first = max(len(attention), *(len(path) for path, _ in rows))
-    widths = [max(len(head), len(_WORDS["dropped"])) for head in heads]
-    lines = [_row(attention, heads, first, widths)]
+    cells = [[attention, *heads]]
     reasons: dict[str, list[str]] = {}
     for path, group in rows:
-        lines.append(_row(path, [_WORDS.get(one.state, one.state) for one in group], first, widths))
+        cells.append([path, *(_WORDS.get(one.state, one.state) for one in group)])
         for one in group:
             if one.seen and one.state != "none":
                 reasons.setdefault(f"{one.state}: {one.seen}", []).append(path)
     notes = [f"  {', '.join(dict.fromkeys(paths))}: {reason}" for reason, paths in reasons.items()]
-    return [*lines, *([""] if notes else []), *notes]
-
-
-def _row(first: str, cells: Sequence[str], width: int, widths: Sequence[int]) -> str:
-    padded = [f"{cell:<{size}}" for cell, size in zip(cells, widths, strict=True)]
-    return f"{first:<{width}}  {'  '.join(padded)}".rstrip()
+    return [*aligned(cells, range(len(cells[0]))), *([""] if notes else []), *notes]
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from asterism.columns import aligned
 from asterism.errors import ConfigurationError
 from asterism.training.settings.configuration import RunConfig
 
@@ -88,14 +89,7 @@ class Table:
     def aligned(self, *, left: bool = False) -> str:
         """The table for a terminal; columns after the first are to the right, unless `left`."""
         lines = [[cell.replace("`", "") for cell in line] for line in (self.headings, *self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
-        return "\n".join(
-            "  ".join(
-                f"{cell:{'<' if left or not column else '>'}{width}}"
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        return "\n".join(aligned(lines, range(len(self.headings)) if left else (0,)))
 
 
 @dataclass(frozen=True)

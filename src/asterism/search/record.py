@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from asterism.columns import aligned
 from asterism.errors import CheckpointError
 from asterism.search.settings import SearchSettings
 from asterism.training.run.integrity import read_fields, write_sealed
@@ -88,13 +89,8 @@ def table(record: Mapping[str, Any]) -> str:
         rung = str(short["rung"] + 1) if short["rung"] >= 0 else "-"
         measured = (rung, loss, accuracy, f"{short['seconds']:.0f}")
         lines.append((row["name"], row["budget"] or "-", keys, share, *measured))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
-    text = [
-        "  ".join(f"{cell:{'<' if column < 2 else '>'}{widths[column]}}" for column, cell in enumerate(line)).rstrip()
-        for line in lines
-    ]
-    names = [(f"{row['name']:<{widths[0]}}", f"{row['budget'] or '-':<{widths[1]}}", row) for row, _ in found]
-    text += ["", *(f"{name}  {budget}  {row['pattern']}" for name, budget, row in names), ""]
+    patterns = [(row["name"], row["budget"] or "-", row["pattern"]) for row, _ in found]
+    text = [*aligned(lines, left=(0, 1)), "", *aligned(patterns, left=(0, 1, 2)), ""]
     text += [*_best(record), *record["notes"]]
     text += [f"{row['name']}: {row['note']}" for row, _ in found if row["note"]]
     return "\n".join(text)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from asterism.columns import aligned
 from asterism.sparsify.grid import Choice, Grid
 from asterism.sparsify.prices import Prices
 
@@ -117,13 +118,6 @@ class Sparsified:
 
 
 def _table(cells: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns of text: the first and the last two lean left where they hold words."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    is_number = [column[1].lstrip("+-")[:1].isdigit() for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if number else f"{cell:<{width}}"
-            for cell, width, number in zip(row, widths, is_number, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
+    """Columns of text, flush left where they hold words."""
+    columns = enumerate(zip(*cells, strict=True))
+    return aligned(cells, [number for number, column in columns if not column[1].lstrip("+-")[:1].isdigit()])

@@ -19,7 +19,7 @@ WIDTHS = {16: 24, 32: 36, 64: 66}
 KINDS = tuple(patterns(16, 24))
 BITS = "validation_bits_per_byte"
 DENSE = "dense"
-SIZES = {"laptop": (64, 4, 400), "workstation": (512, 12, 20_000)}
+SIZES = {"laptop": (64, 4, 300), "workstation": (512, 12, 20_000)}
 """Width, layers and steps. That of a workstation has the depth of the paper."""
 
 
@@ -145,7 +145,7 @@ LANGUAGE = Experiment(
     place="Figure 1",
     question="Which sparse patterns predict text best, for as many keys per query?",
     setting={
-        "laptop": "Models of 4 layers, 64 wide with 4 heads, learn from 400 steps of 16 x 256 bytes of Python's"
+        "laptop": "Models of 4 layers, 64 wide with 4 heads, learn from 300 steps of 16 x 256 bytes of Python's"
         " standard library.",
         "workstation": "Models of 12 layers, 512 wide with 4 heads, learn from 20,000 steps of 16 x 256 bytes of"
         " Python's standard library.",
