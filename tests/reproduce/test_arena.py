@@ -238,10 +238,16 @@ def test_the_most_frequent_class_is_that_of_training():
     assert found == {"accuracy": 0.75, "most frequent": 0.5}
 
 
-def test_pixels_of_pathfinder_say_nothing_to_a_regression():
+def test_pixels_of_pathfinder_say_nothing_to_a_regression_and_those_near_the_line_say_much():
     sizes = replace(PATHFINDER.sizes["laptop"], rows=500, tested=500, length=256)
-    found = PATHFINDER.simple.score(Path(), sizes, 500)
+    known, tested = (list(pathfinder.scenes(500, SIZES[0], seed)) for seed in (0, 1))
+    pixels, new = (
+        np.stack([pathfinder.drawn(scene, 16).reshape(-1) for scene in some]).astype(float) for some in (known, tested)
+    )
+    labels, right = ([scene.label for scene in some] for some in (known, tested))
+    found = arena.simple_figures(arena.regression(pixels, labels, new), labels, right)
     assert found["most frequent"] == 0.5 and abs(found["accuracy"] - 0.5) < 0.08
+    assert 0.8 < PATHFINDER.simple.score(Path(), sizes, 500)["accuracy"] < 0.97
 
 
 def test_symbols_of_listops_say_something():

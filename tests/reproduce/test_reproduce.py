@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ from refusals import refusing
 from repository import ROOT
 
 from asterism import attend
-from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.files import writing
 from asterism.reproduce import EXPERIMENTS, find_experiment, reproduce
 from asterism.reproduce.costs import costs
@@ -120,6 +121,9 @@ def test_other_settings_another_experiment_and_other_files_are_refused(tmp_path)
     ("change", "code"),
     [
         (lambda record: record | {"version": 2}, "reproduce-version"),
+        (lambda record: record | {"rows": {}}, "reproduce-rows"),
+        (lambda record: record | {"rows": [{"trial": "one"}]}, "reproduce-rows"),
+        (lambda record: record | {"rows": [record["rows"][0] | {"figures": {"score": None}}]}, "reproduce-rows"),
         (lambda record: {name: value for name, value in record.items() if name != "rows"}, "foreign-record"),
     ],
 )
@@ -158,10 +162,61 @@ def test_a_file_of_real_data_is_taken_along(tmp_path):
     with refusing(DataError, "reproduce-data", "does not have it"):
         reproduce(reading, "laptop", folder, there)
     (there / "reviews.jsonl").write_text("{}")
+    log: list[str] = []
     reproduce(reading, "laptop", folder, there)
+    (there / "reviews.jsonl").write_text("[]")
+    with refusing(DataError, "reproduce-other-data", "of which made-up has figures"):
+        reproduce(
+            two := replace(reading, trials=lambda scale: [*reading.trials(scale), Asked("two", 0, log)]),
+            "laptop",
+            folder,
+            there,
+        )
+    reproduce(two, "laptop", folder)
     (there / "reviews.jsonl").unlink()
     reproduce(reading, "laptop", folder)
     assert (folder / "data" / "reviews.jsonl").read_text() == "{}"
+
+
+def test_a_stop_before_the_first_figure_loses_nothing_and_a_better_file_is_taken(tmp_path):
+    """The folder is known to be of the experiment before anything is made in it."""
+    log: list[str] = []
+    folder, there = tmp_path / "made", tmp_path / "data"
+    there.mkdir()
+    (there / "reviews.jsonl").write_text("cut short")
+    reading = replace(made_up(Asked("one", 0, log, broken=True)), sources=(Source("reviews.jsonl", "film reviews"),))
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(reading, "laptop", folder, there)
+    (folder / "data" / "made-of-it").mkdir()
+    (there / "reviews.jsonl").write_text("whole")
+    reproduce(replace(reading, trials=lambda scale: [Asked("one", 0, log)]), "laptop", folder, there)
+    assert [path.name for path in (folder / "data").iterdir()] == ["reviews.jsonl"]
+    assert (folder / "data" / "reviews.jsonl").read_text() == "whole" and log == ["one-0"]
+
+
+def test_a_figure_that_is_not_finite_is_refused(tmp_path):
+    trial = Computation(name="one", seed=0, compute=lambda seed: {"score": float("nan")}, arguments={})
+    with refusing(NonFiniteLossError, "reproduce-figure", "one, seed 0: score is not finite"):
+        reproduce(made_up(trial), "laptop", tmp_path / "made")
+
+
+def test_generators_and_settings_of_plots_are_left_alone(tmp_path):
+    import matplotlib
+
+    def draw(seed: int) -> Figures:
+        torch.rand(3)
+        random.random()
+        return {"score": 1.0}
+
+    trials = made_up(Computation(name="one", seed=0, compute=draw, arguments={}))
+    before = random.getstate(), torch.get_rng_state()
+    reproduce(trials, "laptop", tmp_path / "plain")
+    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "black"}):
+        reproduce(trials, "laptop", tmp_path / "other")
+        assert matplotlib.rcParams["lines.linewidth"] == 9
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    one, other = (tmp_path / name / "plot.svg" for name in ("plain", "other"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):
@@ -171,7 +226,7 @@ def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):
     write, count = integrity.write_json, iter(range(100))
 
     def full(path: Path, document: object) -> None:
-        if next(count) == 1:
+        if next(count) == 2:  # the empty record, and one row, are written
             with writing(path):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, document)

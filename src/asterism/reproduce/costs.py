@@ -1,6 +1,6 @@
 """What the runs of an experiment cost, at the published size or another one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asterism.errors import ConfigurationError
 from asterism.memory import amount
@@ -36,13 +36,18 @@ def costs(experiment: Experiment, scale: Scale) -> list[Cost]:
     if scale == "paper" and published:
         return [_cost(name, config, published, scale) for name, (config, published) in published.items()]
     require_scale(experiment, scale)
-    trained = {
-        one.name: one.config
-        for one in experiment.trials(scale)
-        if isinstance(one, Training) and isinstance(one.config, RunConfig)
-    }
+    trained: dict[str, RunConfig] = {}
+    for one in experiment.trials(scale):
+        if isinstance(one, Training) and isinstance(one.config, RunConfig):
+            trained[one.name] = (
+                one.config if one.start is None else replace(one.config, init_from=None, model=trained[one.start].model)
+            )
     if not trained:
-        raise ConfigurationError("reproduce-no-cost", f"{experiment.name} has no runs of `asterism train` to count")
+        raise ConfigurationError(
+            "reproduce-no-cost",
+            f"{experiment.name} has no runs of `asterism train` at scale {scale}, and others are not counted"
+            + ("; `--scale paper --dry-run` counts its published size" if published else ""),
+        )
     return [_cost(name, config, None, scale) for name, config in trained.items()]
 
 

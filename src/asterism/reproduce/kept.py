@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from asterism.files import make_folder, write_text
+from asterism.files import make_folder, write_text, writing
 from asterism.reproduce.experiment import Experiment
 from asterism.reproduce.page import page, write_plot
 from asterism.reproduce.papers import PAPERS
@@ -34,7 +34,8 @@ def keep(record: Mapping[str, Any]) -> None:
 
 def write_pages(folder: Path) -> list[Path]:
     """Write a page for each paper with kept records, NAME.md, and the plots in pictures/; return the pages."""
-    make_folder(folder / PICTURES)
+    with writing(folder):
+        make_folder(folder / PICTURES)
     found = {name: record for name, one in EXPERIMENTS.items() if (record := kept(one)) is not None}
     written = []
     for paper in PAPERS:

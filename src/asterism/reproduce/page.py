@@ -45,9 +45,11 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
 
 def write_plot(experiment: Experiment, record: Mapping[str, Any], path: Path) -> None:
     """Write the plot as SVG; equal records give equal files."""
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcdefaults, rcParams
 
-    with rc_context({"svg.hashsalt": experiment.name}), replacing_file(path) as unfinished:
+    with rc_context(), replacing_file(path) as unfinished:
+        rcdefaults()  # in place of the user's
+        rcParams["svg.hashsalt"] = experiment.name
         experiment.draw(results_of(record)).savefig(unfinished, format="svg", metadata={"Date": None})
 
 

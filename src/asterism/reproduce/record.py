@@ -4,13 +4,14 @@ A row has the trial's name and seed, its settings, its figures, and the date. A 
 settings is not run again; one with other settings is refused.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from asterism.bench.machine import describe
-from asterism.errors import CheckpointError
+from asterism.errors import CheckpointError, NonFiniteLossError
 from asterism.reproduce.experiment import Experiment, Figures, Results, Scale, Trial
 from asterism.training.run.integrity import read_fields, write_sealed
 
@@ -31,7 +32,9 @@ def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str,
             raise CheckpointError(
                 "reproduce-folder", f"{folder} holds no experiment but {others[0]}; give another --output, or remove it"
             )
-        return {"version": VERSION, "experiment": experiment.name, "scale": scale, "rows": []}
+        record = {"version": VERSION, "experiment": experiment.name, "scale": scale, "rows": []}
+        write_sealed(path, record)  # so that what is made from here on is known to be of this experiment
+        return record
     record = read_record(path)
     for name, mine in (("experiment", experiment.name), ("scale", scale)):
         if record[name] != mine:
@@ -50,7 +53,20 @@ def read_record(path: Path) -> dict[str, Any]:
             f"{path} has version {record['version']!r}, not {VERSION}; give another --output, or remove it to measure"
             " again",
         )
+    if not isinstance(record["rows"], list) or not all(map(_is_row, record["rows"])):
+        raise CheckpointError(
+            "reproduce-rows", f"{path} has rows that are not those of an experiment; remove it to measure again"
+        )
     return record
+
+
+def _is_row(row: Any) -> bool:
+    kinds = {"trial": str, "seed": int, "figures": dict, "settings": dict, "machine": dict, "date": str}
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(name), kind) for name, kind in kinds.items())
+        and all(isinstance(value, int | float) for value in row["figures"].values())
+    )
 
 
 def is_measured(record: Mapping[str, Any], trial: Trial, folder: Path) -> bool:
@@ -68,7 +84,9 @@ def is_measured(record: Mapping[str, Any], trial: Trial, folder: Path) -> bool:
 
 
 def add(folder: Path, record: dict[str, Any], trial: Trial, figures: Figures) -> None:
-    """Add a row, and write the record."""
+    """Add a row, and write the record. Raises NonFiniteLossError for a figure that is not finite."""
+    if wrong := [name for name, value in figures.items() if not math.isfinite(value)]:
+        raise NonFiniteLossError("reproduce-figure", f"{trial.name}, seed {trial.seed}: {wrong[0]} is not finite")
     row = {"trial": trial.name, "seed": trial.seed, "figures": dict(figures), "date": time.strftime("%Y-%m-%d")}
     record["rows"].append(row | {"machine": describe("cpu"), "settings": trial.settings()})
     write_sealed(folder / RECORD, record)

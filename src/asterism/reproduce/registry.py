@@ -57,8 +57,8 @@ EXPERIMENTS: dict[str, Experiment] = {
 def find_experiment(name: str) -> Experiment:
     """An experiment. Raises ConfigurationError for an unknown name, with the nearest known one."""
     if name not in EXPERIMENTS:
+        near = nearest(name.lower(), EXPERIMENTS)
         raise ConfigurationError(
-            "unknown-experiment",
-            f"there is no experiment {name!r}.{nearest(name, EXPERIMENTS)} `asterism reproduce --list` names them",
+            "unknown-experiment", f"there is no experiment {name!r}.{near} `asterism reproduce --list` names them"
         )
     return EXPERIMENTS[name]

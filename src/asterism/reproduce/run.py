@@ -7,13 +7,15 @@ Files that the user brings are copied into data/, so a folder needs nothing outs
 Invariant: the table depends on the settings and the machine alone, not on where a run was stopped.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from asterism.errors import DataError
+from asterism.errors import DataError, shown
 from asterism.files import make_folder, remove_leftovers, replacing_file, write_text
+from asterism.randomness import isolated
 from asterism.reproduce.experiment import Experiment, Scale, Source, require_scale
 from asterism.reproduce.page import section, write_plot
 from asterism.reproduce.record import add, is_measured, open_record
@@ -34,18 +36,19 @@ def reproduce(
     """Run the trials of a scale that the record in `folder` does not have, and return the record.
 
     `data` is the folder with the sources of the experiment; `say` is given a line for each trial. Raises
-    ConfigurationError for a scale that the experiment does not have, DataError for a source that is missing,
-    CheckpointError for a folder in use, of another experiment, or with results of other settings, and what runs raise.
+    ConfigurationError for a scale that the experiment does not have, DataError for a source that is missing or another
+    than before, CheckpointError for a folder in use, of another experiment, or with results of other settings, and what
+    runs raise.
     """
     require_scale(experiment, scale)
     trials = experiment.trials(scale)
-    with undisturbed(), locked(folder):
+    with undisturbed(), isolated(0), locked(folder):
         remove_leftovers(folder)
         remove_leftovers(folder / DATA)
         record = open_record(folder, experiment, scale)
-        for source in experiment.sources:
-            _take(source, experiment, folder / DATA / source.name, data)
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
+        for source in experiment.sources if left else ():
+            _take(source, experiment, folder / DATA / source.name, data, is_read=bool(record["rows"]))
         for number, trial in enumerate(left, len(trials) - len(left) + 1):
             say(f"{number} of {len(trials)}: {trial.name}, seed {trial.seed}")
             add(folder, record, trial, trial.run(folder))
@@ -54,13 +57,32 @@ def reproduce(
     return record
 
 
-def _take(source: Source, experiment: Experiment, path: Path, data: Path | None) -> None:
-    """Copy a source into the folder of an experiment, if it is not there. Raises DataError if nobody gave it."""
-    if path.exists():
-        return
-    if data is None or not (data / source.name).is_file():
-        where = "give the folder that has it, --data DIR" if data is None else f"{data} does not have it"
+def _take(source: Source, experiment: Experiment, path: Path, data: Path | None, *, is_read: bool) -> None:
+    """Copy a source into the folder of an experiment, in place of a copy that no figure was made of.
+
+    Raises DataError if nobody gave it, and for another file than the one that figures were made of.
+    """
+    given = None if data is None else data / source.name
+    if given is None or not os.path.isfile(given):  # noqa: PTH113  # false of what can be no name of a file
+        if path.exists():
+            return
+        where = "give the folder that has it, --data DIR" if given is None else f"{shown(str(data))} does not have it"
         raise DataError("reproduce-data", f"{experiment.name} reads {source.name}, {source.what}; {where}")
+    try:
+        content = given.read_bytes()
+    except OSError as error:
+        raise DataError("reproduce-source", f"{shown(str(given))} cannot be read: {error.strerror}") from error
+    if path.exists() and path.read_bytes() == content:
+        return
+    if path.exists() and is_read:
+        raise DataError(
+            "reproduce-other-data",
+            f"{shown(str(given))} is another file than {path}, of which {experiment.name} has figures; leave --data"
+            " out, or give another --output",
+        )
+    for made in path.parent.iterdir() if path.exists() else ():  # of the file that goes
+        if made.name not in {one.name for one in experiment.sources}:
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
     make_folder(path.parent)
     with replacing_file(path) as unfinished:
-        shutil.copyfile(data / source.name, unfinished)
+        unfinished.write_bytes(content)

@@ -10,7 +10,7 @@ from typing import Any
 from asterism.files import flush, make_folder, replacing_file
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.search.settings import SearchSettings
-from asterism.training.settings.configuration import AnyConfig, config_to_dict
+from asterism.training.settings.configuration import AnyConfig, RunConfig, config_to_dict
 
 RUNS, MODELS, DATA = "runs", "models", "data"
 """Folders below that of an experiment."""
@@ -24,7 +24,8 @@ class Training(Trial):
     reported  figures of the report of the run that are kept, by the names that it has for them
     files     by setting, what makes the file or folder that it names: `config` has its name in data/, which says what
               decides its contents. Files that the user gave lie there too (`Experiment.sources`): None makes nothing
-    start     the name of the trial, of the same seed, whose model `config.model` is to be
+    decisive  what decides those files beyond their names, and is one of the settings
+    start     the name of the trial, of the same seed, whose model this run starts with
     score     more figures, of the folder of the finished run
     """
 
@@ -33,11 +34,13 @@ class Training(Trial):
     config: AnyConfig
     reported: Sequence[str] = ()
     files: Mapping[str, Callable[[Path], None] | None] = field(default_factory=dict)
+    decisive: Mapping[str, Any] = field(default_factory=dict)
     start: str | None = None
     score: Callable[[Path], Figures] | None = None
 
     def settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = json.loads(json.dumps(config_to_dict(replace(self.config, seed=self.seed))))
+        config = config_to_dict(replace(self.config, seed=self.seed))
+        settings: dict[str, Any] = json.loads(json.dumps({**config, **self.decisive}))
         return settings
 
     def run(self, folder: Path) -> Figures:
@@ -48,7 +51,9 @@ class Training(Trial):
             for setting, make in self.files.items()
         }
         if self.start is not None:
-            places["model"] = str(folder / RUNS / _file_name(self.start, self.seed))
+            places["init_from" if isinstance(self.config, RunConfig) else "model"] = str(
+                folder / RUNS / _file_name(self.start, self.seed)
+            )
         place = folder / RUNS / _file_name(self.name, self.seed)
         report = train(replace(self.config, seed=self.seed, **places), place, resume=(place / "run.json").exists())
         known = {**report.figures, **report.figures.get("scores", {})}

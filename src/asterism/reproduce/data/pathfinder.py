@@ -2,7 +2,7 @@
 
 Every picture has two long curves, some short ones, and two dots. The dots are the two ends of one long curve (`joined`)
 or an end of each long curve (`apart`). Dashes of a curve leave one empty pixel between them, and different curves keep
-two, so steps of at most two pixels stay on one curve.
+two, so steps of at most two pixels from the centre of a dot stay on one curve.
 
 Invariants: pixels depend on seed, count and size alone. All pictures of one size have the same number of pixels of
 each value. In each picture, dots of the other class would be exactly as far from each other, so distance says nothing.

@@ -6,6 +6,7 @@ many as are required. Invariant: equal archives give equal files.
 
 import io
 import tarfile
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -49,12 +50,13 @@ def _first(archive: Path, split: str, of_each: int) -> dict[str, bytes]:
     try:
         with tarfile.open(archive) as members:
             for member in members:
-                if member.isfile() and member.name.startswith(f"{split}/"):
+                if member.isfile() and _is_of(member.name, split):
                     file = members.extractfile(member)
                     assert file is not None  # which holds for regular files
                     found[member.name] = file.read()
-    except (OSError, tarfile.TarError) as error:
-        raise DataError("pictures-archive", f"cannot read {archive}: {error}") from error
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError("pictures-archive", f"cannot read {archive}: {reason}") from error
     taken, counts = [], Counter[str]()
     for name in sorted(found):
         label = name.split("/")[1]
@@ -62,11 +64,18 @@ def _first(archive: Path, split: str, of_each: int) -> dict[str, bytes]:
         if counts[label] <= of_each:
             taken.append(name)
     if not counts or min(counts.values()) < of_each:
-        fewest = min(counts.values(), default=0)
+        fewest = min(counts, key=lambda label: counts[label], default="any")
         raise DataError(
-            "too-few-pictures", f"{archive}: {split} must have {of_each:,} pictures of each class, got {fewest:,}"
+            "too-few-pictures",
+            f"{archive}: {split} must have {of_each:,} pictures of each class, got {counts[fewest]:,} of {fewest}",
         )
     return {name: found[name] for name in taken}
+
+
+def _is_of(name: str, split: str) -> bool:
+    """Whether a member is SPLIT/CLASS/NAME."""
+    parts = name.split("/")
+    return len(parts) == 3 and parts[0] == split and not {"", ".", ".."} & set(parts)
 
 
 def write_pictures(path: Path, archive: Path, split: str, of_each: int) -> None:
@@ -83,12 +92,12 @@ def write_files(path: Path, pixels: np.ndarray, labels: list[str]) -> None:
 
 
 def _grey(data: bytes, name: str) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
-        picture = np.asarray(Image.open(io.BytesIO(data)).convert("L"), dtype=np.uint8)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError("picture-format", f"{name} is not a picture: {error}") from error
+        picture = np.asarray(Image.open(io.BytesIO(data), formats=["JPEG"]).convert("L"), dtype=np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError("picture-format", f"{name} is not a picture in JPEG") from error
     if picture.shape != (SIDE, SIDE):
         raise DataError("picture-size", f"{name} must have {SIDE} x {SIDE} pixels, got {picture.shape}")
     return picture.reshape(-1)

@@ -7,12 +7,14 @@ and seeds give equal lines.
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from asterism.errors import DataError
+from asterism.errors import DataError, shown
 
 TRAIN, TEST = "imdb-train.jsonl.xz", "imdb-test.jsonl.xz"
+LABELS = ("pos", "neg")
 _PURPOSE = 2011_1015
 
 
@@ -23,13 +25,23 @@ def cut_reviews(source: Path, count: int, most: int, seed: int) -> list[tuple[st
     """
     try:
         with lzma.open(source, "rt", encoding="utf-8") as file:
-            found = [(str(entry["text"]), str(entry["label"])) for entry in map(json.loads, file)]
-    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
-        raise DataError("reviews-file", f"cannot read {source} as reviews with text and label: {error!r}") from error
+            found = [_review(json.loads(line)) for line in file]
+    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError("reviews-file", f"cannot read {source} as reviews with text and label: {reason}") from error
     if len(found) < count:
         raise DataError("too-few-reviews", f"{source} must have at least {count:,} reviews, got {len(found):,}")
     order = np.random.Generator(np.random.Philox(key=[seed, _PURPOSE])).permutation(len(found))[:count].tolist()
     return [(_cut(text, most), label) for text, label in map(found.__getitem__, order)]
+
+
+def _review(entry: Any) -> tuple[str, str]:
+    """Text and label. Raises ValueError and others for what is none."""
+    text, label = entry["text"], entry["label"]
+    if not isinstance(text, str) or label not in LABELS:
+        raise ValueError(f"a review must have a text and the label pos or neg, got {shown(label)}")
+    text.encode()  # which half of a surrogate pair has no bytes for
+    return text, label
 
 
 def write_reviews(path: Path, source: Path, count: int, most: int, seed: int) -> None:

@@ -138,7 +138,14 @@ def _training(task: Arena, sizes: Sizes, name: str, seed: int) -> Training:
     )
     model = partial(write_model, mixers=PATTERNS[name], length=sizes.length, of_text=task.modality is None)
     files: dict[str, Callable[[Path], None]] = {"data": train.write, "validation": test.write, "model": model}
-    return Training(name=name, seed=seed, config=config, reported=("accuracy",), files=files)
+    return Training(
+        name=name,
+        seed=seed,
+        config=config,
+        reported=("accuracy",),
+        files=files,
+        decisive={"shape": SHAPE, "mixers": PATTERNS[name]},
+    )
 
 
 def write_model(path: Path, mixers: str, length: int, of_text: bool) -> None:

@@ -105,7 +105,7 @@ def table(results: Results, kind: str) -> Table:
     for name in PATTERNS:
         bits, seconds = PUBLISHED[kind][name]
         own, dense = minutes[name], minutes["dense"]
-        share = "-" if own is None or dense is None else f"{own / dense:.2f}"
+        share = "-" if own is None or not dense else f"{own / dense:.2f}"
         published = f"{seconds / PUBLISHED[kind]['dense'][1]:.2f}"
         rows.append((name, results.shown(name, BITS), f"{bits:.2f}", share, published))
     return Table(("pattern", "bits per byte", "in the paper", "of dense attention's time", "in the paper"), rows)

@@ -44,7 +44,7 @@ def table(results: Results) -> Table:
     rows = []
     for name in MODELS:
         own, dense = minutes[name], minutes["BERT"]
-        speed = "-" if own is None or dense is None else f"{dense / own:.2f}"
+        speed = "-" if not own or dense is None else f"{dense / own:.2f}"
         loss = results.shown(name, "validation_masked_loss", ".2f")
         rows.append(
             (name, results.shown(name, MASKED, ".3f"), f"{ACCURACY[name]:.2f}", loss, speed, f"{SPEED[name]:.1f}")

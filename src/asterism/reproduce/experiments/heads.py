@@ -113,7 +113,7 @@ def draw(results: Results) -> "Figure":
 
 def _setting(steps: int) -> str:
     return (
-        f"Models of four layers with four heads, 128 wide, predict the bytes of Python's standard library: "
+        "Models of four layers with four heads, 128 wide, predict the bytes of Python's standard library:"
         f" {steps:,} steps of 2 x 1,024 bytes. A query reads 46.4 to 47.5 keys on average."
     )
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 READ = (4096, 512)
 WORDS = (300, 1000, 2000, 3600)
-"""Of a document: with a token for each word and mark, the first is read whole in 512 tokens and the last in 4,096."""
+"""Of a document: with a token for each word and mark, the first is read whole in 512 tokens, and the last but for a few
+tokens in 4,096."""
 TASKS = {"classify": "accuracy", "qa": "exact_match"}
 GUESSING = {"classify": 1 / 4, "qa": 1 / 16}
 """One label of four, one place of sixteen."""

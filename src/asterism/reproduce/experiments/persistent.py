@@ -163,7 +163,7 @@ def draw(results: Results) -> "Figure":
 
 def _setting(steps: int) -> str:
     return (
-        f"Models of four layers with two heads, {WIDTH} wide, predict the bytes of Python's standard library: "
+        f"Models of four layers with two heads, {WIDTH} wide, predict the bytes of Python's standard library:"
         f" {steps:,} steps of 2 x 1,024 bytes. A byte reads at most the {SPAN} bytes before it."
     )
 
