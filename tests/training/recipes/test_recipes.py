@@ -454,6 +454,30 @@ def test_estimate_agrees_with_the_model_itself():
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("index_dim", [0, 8])
+def test_estimate_counts_layers_that_choose(index_dim):
+    """Its products with weights are those of the model itself, index branches included."""
+    chosen = "window(left=4) | selected(block=16, topk=2, first=0) & causal()"
+    shape = replace(TINY.model, mixers=f"interleave(causal(), {chosen})", index_dim=index_dim)
+    config = replace(TINY, model=shape)
+    costs, model = estimate(config), resolve(config).build(torch.device("cpu"))[0]
+    assert costs.parameters == sum(parameter.numel() for parameter in model.parameters())
+    with FlopCounterMode(display=False) as counter:
+        model(
+            input_ids=torch.zeros(4, 64, dtype=torch.int64), labels=torch.zeros(4, 64, dtype=torch.int64)
+        ).loss.backward()
+    linear = sum(
+        count
+        for name, count in counter.get_flop_counts()["Global"].items()
+        if "mm" in str(name) and "bmm" not in str(name)
+    )
+    # The input of an index branch is cut off, so two of the three products of its projections are counted here.
+    branch = 2 * 256 * shape.hidden_size * 2 * (shape.num_key_value_heads or shape.num_attention_heads) * index_dim
+    layers = sum(mixer.count("selected") for mixer in map(str, model.config.layer_mixers())) if index_dim else 0
+    assert costs.flops_per_step - costs.mixing_flops_per_step - linear == layers * branch
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fake_tensors_keep_what_real_ones_keep(monkeypatch, dtype):
     config = replace(TINY, dtype=dtype)

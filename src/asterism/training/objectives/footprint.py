@@ -22,6 +22,7 @@ from asterism.files import read_json
 from asterism.memory import amount, heaviest_size, least_model_memory, least_token_memory, machine_memory, shortage
 from asterism.models import AsterismConfig
 from asterism.patterns import Pattern, as_schedule
+from asterism.patterns.selected import bounds_of
 from asterism.training.run.arithmetic import loss_of, weights_dtype
 from asterism.training.run.device import uses_cuda
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
@@ -199,11 +200,12 @@ def _grown(
 
     `measure` gives them for these mixers, one a layer, and so many layers of the decoder, if there is one.
     """
-    counts: dict[bool, tuple[str, int]] = {}
+    counts: dict[tuple[bool, bool], tuple[str, int]] = {}
     for mixer, count in shape.mixer_counts().items():
-        is_pattern = isinstance(mixer, Pattern)  # layers differ in nothing else
-        text, before = counts.get(is_pattern, (mixer.text, 0))
-        counts[is_pattern] = text, before + count
+        branches = isinstance(mixer, Pattern) and mixer.chooses and shape.index_dim > 0
+        kind = isinstance(mixer, Pattern), branches  # layers differ in nothing else
+        text, before = counts.get(kind, (mixer.text, 0))
+        counts[kind] = text, before + count
     texts = [text for text, _ in counts.values()]
     least = measure(texts, 1)
     if tied:  # stacks that share weights are equally deep
@@ -259,7 +261,8 @@ def _step(
 
     Of one slice of a batch. Sharing weights changes neither figure.
     """
-    shallow = _shallow(shape, mixers, decoder_layers, adaptive_span=False, tie_encoder_decoder=False)
+    texts = [_static(text) for text in mixers]
+    shallow = _shallow(shape, texts, decoder_layers, adaptive_span=False, tie_encoder_decoder=False, index_dim=0)
     kept: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -279,4 +282,23 @@ def _step(
     # Views share a storage, which is kept once.
     storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
     own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    return [products, sum(size for storage, size in storages.items() if storage not in own)]
+    activations = sum(size for storage, size in storages.items() if storage not in own)
+    # What an index branch projects: a query and a key of its own for each key head.
+    tokens = config.micro_batch_size * (config.context + shape.global_tokens)
+    projected = (
+        tokens
+        * 2
+        * shape.num_key_value_heads
+        * shape.index_dim
+        * sum(a != b for a, b in zip(texts, mixers, strict=True))
+    )
+    return [
+        products + 2 * shape.hidden_size * projected,
+        activations + weights_dtype(config.dtype).itemsize * projected,
+    ]
+
+
+def _static(text: str) -> str:
+    """A mixer's text, of all that it may read where it chooses: fake tensors have no numbers to choose by."""
+    mixer = as_schedule(text).layer(0)
+    return bounds_of(mixer).most.text if isinstance(mixer, Pattern) and mixer.chooses else text
