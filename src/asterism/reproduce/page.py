@@ -39,7 +39,8 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
         _listed("What was tried", experiment.tried),
     ]
     scale = "" if record["scale"] == "laptop" else f" --scale {record['scale']}"
-    parts.append(f"<!-- not run: up to hours -->\n```sh\nasterism reproduce {experiment.name}{scale}\n```\n")
+    data = " --data DIR" if experiment.sources else ""
+    parts.append(f"<!-- not run: up to hours -->\n```sh\nasterism reproduce {experiment.name}{scale}{data}\n```\n")
     return "\n".join(part for part in parts if part)
 
 
