@@ -29,7 +29,7 @@ from asterism.reproduce.experiments import copy_task
 from asterism.reproduce.kept import kept, write_pages
 from asterism.reproduce.page import write_plot
 from asterism.reproduce.record import RECORD, read_record
-from asterism.reproduce.trials import Answering, Computation, Training
+from asterism.reproduce.trials import Answering, Baseline, Computation, Training
 from asterism.theory.approximation.limits import depends
 from asterism.training.run import integrity
 from asterism.training.run.integrity import seal, write_sealed
@@ -156,10 +156,10 @@ def test_a_damaged_record_is_one_line(tmp_path, text, code):
 def test_a_file_of_real_data_is_taken_along(tmp_path):
     reading = replace(made_up(Asked("one", 0, [])), sources=(Source("reviews.jsonl", "film reviews by Maas 2011"),))
     folder, there = tmp_path / "made", tmp_path / "data"
-    with refusing(DataError, "reproduce-data", "reads reviews.jsonl, film reviews by Maas 2011; give the folder"):
+    with refusing(DataError, "reproduce-data", "reads reviews.jsonl, film reviews by Maas 2011; give the folder that has them"):
         reproduce(reading, "laptop", folder)
     there.mkdir()
-    with refusing(DataError, "reproduce-data", "does not have it"):
+    with refusing(DataError, "reproduce-data", "lacks reviews.jsonl"):
         reproduce(reading, "laptop", folder, there)
     (there / "reviews.jsonl").write_text("{}")
     log: list[str] = []
@@ -217,6 +217,23 @@ def test_generators_and_settings_of_plots_are_left_alone(tmp_path):
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
     one, other = (tmp_path / name / "plot.svg" for name in ("plain", "other"))
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_more_seeds_are_added_to_those_that_are_there(tmp_path):
+    log: list[str] = []
+    baseline = Baseline(name="simple", seed=0, measure=lambda data: {"score": 1.0}, given={})
+    trials = made_up(baseline, Asked("one", 0, log))
+    reproduce(trials, "laptop", tmp_path / "made")
+    record = reproduce(trials, "laptop", tmp_path / "made", seeds=3)
+    assert log == ["one-0", "one-1", "one-2"]
+    assert [(row["trial"], row["seed"]) for row in record["rows"]] == [
+        ("simple", 0),
+        ("one", 0),
+        ("one", 1),
+        ("one", 2),
+    ]
+    with refusing(ConfigurationError, "reproduce-seeds", "0"):
+        reproduce(trials, "laptop", tmp_path / "made", seeds=0)
 
 
 def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):

@@ -41,11 +41,14 @@ def _reproduce(one: Experiment, arguments: Namespace) -> None:
     require_package("matplotlib", "matplotlib", "plot", "the plot of an experiment")
     from asterism.reproduce.record import results_of
     from asterism.reproduce.run import PAGE, reproduce
+    from asterism.training.run.device import uses_cuda
 
     scale: Scale = arguments.scale
     suffix = "" if scale == SCALES[0] else f"-{scale}"
     folder = arguments.output or Path("runs") / f"reproduce-{one.name}{suffix}"
-    record = reproduce(one, scale, folder, arguments.data, say)
+    if scale != SCALES[0] and scale in one.setting and not uses_cuda():
+        say(f"note: scale {scale} is for a GPU, and there is none here")
+    record = reproduce(one, scale, folder, arguments.data, arguments.seeds, say)
     results = results_of(record)
     findings = one.findings(results)
     if arguments.json:
@@ -70,7 +73,7 @@ def _print_list(as_json: bool) -> None:
                 "paper": one.paper,
                 "place": one.place,
                 "question": one.question,
-                "scales": list(one.setting),
+                "scales": [*one.setting, *(["paper"] if one.published() else [])],
                 "reads": [source.name for source in one.sources],
                 "claims": {finding.claim: verdict(finding.holds) for finding in found},
                 "date": max(dates, default=None),
@@ -86,7 +89,7 @@ def _print_list(as_json: bool) -> None:
 def _state(row: dict[str, Any]) -> str:
     """How many claims hold, and when that was seen."""
     if row["date"] is None:
-        return "not run"
+        return "no kept record"
     holds = sum(word == verdict(True) for word in row["claims"].values())
     return f"{holds} of {len(row['claims'])} claims hold, {row['date']}"
 
@@ -111,6 +114,9 @@ def _parser() -> Parser:
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: runs/reproduce-NAME)")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="folder with the files of real data that some experiments read"
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="seeds of every trial (default: as the scale says, one to three)"
     )
     parser.add_switch("--list", "list the experiments, and which claims held when they were last run", default=False)
     parser.add_switch("--dry-run", "count operations and memory, and run nothing", default=False)

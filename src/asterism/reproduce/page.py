@@ -12,15 +12,19 @@ from asterism.reproduce.record import results_of
 
 def page(paper: str, kept: Sequence[tuple[Experiment, Mapping[str, Any]]]) -> str:
     """The page of a paper, in Markdown: a section for each experiment with a record; plots are pictures/NAME.svg."""
-    source = PAPERS[paper]
-    head = (
-        f"# {source.short}\n\n{source.authors}, *{source.title}*, [{source.link}](https://{source.link}).\n\n"
+    head = title(paper) + (
         "What counts is whether a claim holds, not whether digits agree. The theory is explained in"
         " [Theory](../../explanation/theory.md) and [Turing machines](../../explanation/turing-machines.md). This page"
         " is written by `asterism reproduce --pages` from the kept records.\n"
     )
     sections = [section(experiment, record, f"pictures/{experiment.name}.svg") for experiment, record in kept]
     return "\n".join([head, *sections])
+
+
+def title(paper: str) -> str:
+    """The head of a page: the short name, and what to cite."""
+    source = PAPERS[paper]
+    return f"# {source.short}\n\n{source.authors}, *{source.title}*, [{source.link}](https://{source.link}).\n\n"
 
 
 def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str:

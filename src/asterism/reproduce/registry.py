@@ -23,6 +23,7 @@ from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
 from asterism.reproduce.experiments.turing import TURING
+from asterism.reproduce.papers import PAPERS
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
@@ -55,10 +56,11 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """An experiment. Raises ConfigurationError for an unknown name, with the nearest known one."""
+    """An experiment. Raises ConfigurationError for an unknown name, with the nearest known one, or those of a paper."""
     if name not in EXPERIMENTS:
-        near = nearest(name.lower(), EXPERIMENTS)
+        own = [one.name for one in EXPERIMENTS.values() if name.lower() in (one.paper, PAPERS[one.paper].short.lower())]
+        hint = f" That paper has {', '.join(own)}." if own else nearest(name.lower(), EXPERIMENTS)
         raise ConfigurationError(
-            "unknown-experiment", f"there is no experiment {name!r}.{near} `asterism reproduce --list` names them"
+            "unknown-experiment", f"there is no experiment {name!r}.{hint} `asterism reproduce --list` names them"
         )
     return EXPERIMENTS[name]

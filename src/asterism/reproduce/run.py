@@ -9,17 +9,18 @@ Invariant: the table depends on the settings and the machine alone, not on where
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asterism.errors import DataError, shown
+from asterism.errors import ConfigurationError, DataError, shown
 from asterism.files import make_folder, remove_leftovers, replacing_file, write_text
 from asterism.randomness import isolated
-from asterism.reproduce.experiment import Experiment, Scale, Source, require_scale
-from asterism.reproduce.page import section, write_plot
+from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, require_scale
+from asterism.reproduce.page import section, title, write_plot
 from asterism.reproduce.record import add, is_measured, open_record
-from asterism.reproduce.trials import DATA
+from asterism.reproduce.trials import DATA, Baseline
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
@@ -31,17 +32,18 @@ def reproduce(
     scale: Scale,
     folder: Path,
     data: Path | None = None,
+    seeds: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run the trials of a scale that the record in `folder` does not have, and return the record.
 
-    `data` is the folder with the sources of the experiment; `say` is given a line for each trial. Raises
-    ConfigurationError for a scale that the experiment does not have, DataError for a source that is missing or another
-    than before, CheckpointError for a folder in use, of another experiment, or with results of other settings, and what
-    runs raise.
+    `data` is the folder with the sources of the experiment; `seeds` is how many seeds each trial has, by default as
+    many as the scale says; `say` is given a line for each trial. Raises ConfigurationError for a scale that the
+    experiment does not have, DataError for a source that is missing or another than before, CheckpointError for a
+    folder in use, of another experiment, or with results of other settings, and what runs raise.
     """
     require_scale(experiment, scale)
-    trials = experiment.trials(scale)
+    trials = _with_seeds(experiment.trials(scale), seeds)
     with undisturbed(), isolated(0), locked(folder):
         remove_leftovers(folder)
         remove_leftovers(folder / DATA)
@@ -53,8 +55,23 @@ def reproduce(
             say(f"{number} of {len(trials)}: {trial.name}, seed {trial.seed}")
             add(folder, record, trial, trial.run(folder))
         write_plot(experiment, record, folder / PLOT)
-        write_text(folder / PAGE, section(experiment, record, PLOT))
+        write_text(folder / PAGE, title(experiment.paper) + section(experiment, record, PLOT))
     return record
+
+
+def _with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
+    """The trials with so many seeds each; baselines are the same for every seed."""
+    if seeds is None:
+        return trials
+    if seeds < 1:
+        raise ConfigurationError("reproduce-seeds", f"seeds: must be at least 1, got {seeds}")
+    first = [trial for trial in trials if trial.seed == trials[0].seed]
+    return [
+        replace(trial, seed=trial.seed + more)  # type: ignore[type-var]  # every kind of trial is a dataclass
+        for more in range(seeds)
+        for trial in first
+        if not more or not isinstance(trial, Baseline)
+    ]
 
 
 def _take(source: Source, experiment: Experiment, path: Path, data: Path | None, *, is_read: bool) -> None:
@@ -66,8 +83,11 @@ def _take(source: Source, experiment: Experiment, path: Path, data: Path | None,
     if given is None or not os.path.isfile(given):  # noqa: PTH113  # false of what can be no name of a file
         if path.exists():
             return
-        where = "give the folder that has it, --data DIR" if given is None else f"{shown(str(data))} does not have it"
-        raise DataError("reproduce-data", f"{experiment.name} reads {source.name}, {source.what}; {where}")
+        missing = "; ".join(f"{one.name}, {one.what}" for one in experiment.sources)
+        where = (
+            "give the folder that has them, --data DIR" if data is None else f"{shown(str(data))} lacks {source.name}"
+        )
+        raise DataError("reproduce-data", f"{experiment.name} reads {missing}; {where}")
     try:
         content = given.read_bytes()
     except OSError as error:

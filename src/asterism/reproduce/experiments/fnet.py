@@ -63,7 +63,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "BERT is better than the hybrid, and the hybrid than FNet, after equally many steps",
             right,
             lambda of: of["BERT"] > of["hybrid"] > of["FNet"],
-            "Right: {BERT:.1%}, {hybrid:.1%}, {FNet:.1%}.",
+            "Right: BERT {BERT:.1%}, hybrid {hybrid:.1%}, FNet {FNet:.1%}.",
         ),
         decided(
             "FNet trains faster than the hybrid, and the hybrid than BERT",

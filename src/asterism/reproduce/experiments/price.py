@@ -120,17 +120,17 @@ def findings(results: Results) -> Sequence[Finding]:
     equal = {name: value for name in wanted if (value := results.mean(name, "equal")) is not None}
     return [
         decided(
-            "for every epsilon there is a sparse transformer that is no further from the function",
+            "for every epsilon there is a sparse transformer whose distance from the function is at most epsilon",
             over,
             lambda of: max(of.values()) <= 0,
-            f"{len(over)} constructions in exact arithmetic, three standard errors included.",
+            f"{len(over)} constructions in exact arithmetic: distance and three standard errors stay below epsilon.",
         ),
         decided(
             "a torch model of attention and feed-forward layers computes the same function",
             equal or {"models": None},
             lambda of: min(of.values()) == 1,
-            f"{len(equal)} models are equal to the exact construction, to the last bit, on {COMPARED} inputs each. The"
-            " codes of the others do not fit into float64.",
+            f"{len(equal)} of {len(wanted)} models are equal to the exact construction, to the last bit, on {COMPARED}"
+            " inputs each. Where a model is refused, its codes do not fit into float64.",
         ),
         decided(
             "layers grow as the power n d of the fineness of the grid",
@@ -180,7 +180,7 @@ def draw(results: Results) -> "Figure":
         if not known:
             continue
         steps_of, distances, layers_of = ([row[at] for row in known] for at in range(3))
-        left.plot(steps_of, distances, "o-", markersize=3, label=function)
+        left.plot(steps_of, distances, "o-", markersize=3)
         right.plot(distances, layers_of, "o-", markersize=3, label=f"{function}: n = {tokens}, d = {features}")
     left.set(xlabel="delta", ylabel="d_2(f, g)")
     right.set(xlabel="d_2(f, g)", ylabel="layers")
@@ -192,7 +192,8 @@ def draw(results: Results) -> "Figure":
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
                 axis.set_minor_locator(NullLocator())
-            axes.legend(fontsize=8)
+    if right.lines:
+        right.legend(fontsize=8)
     return figure
 
 
@@ -208,6 +209,9 @@ PRICE_OF_UNIVERSALITY = Experiment(
     draw=draw,
     published=dict,
     caveats=(
+        "The distance d_2 is the root of the mean squared error over uniform inputs; delta is the step of the grid to"
+        " which inputs are rounded. Each token gets, by `far`, the token at the other end; by `greatest`, the greatest;"
+        " by `crossed`, a feature of the other token times one of its own; by `root`, the root of their distance.",
         "The paper states the theorem and counts no layers; the claim about their number is ours. `root` uses the"
         " construction of Zaheer 2020 with a star.",
     ),

@@ -125,7 +125,7 @@ REACH = Experiment(
     name="reach",
     paper="yun-2020",
     place="Section 2.6",
-    question="After how many layers, the s of the paper, does every token depend on every one of n = 256?",
+    question="After how many layers (s in the paper) does each of 256 tokens depend on all of them?",
     setting={"laptop": "Certificates of every pattern, each checked against its rule."},
     trials=trials,
     table=table,
@@ -133,7 +133,7 @@ REACH = Experiment(
     draw=draw,
     published=dict,
     caveats=(
-        "The paper's text was not at hand: its definitions are from memory. So a claim that fails may be told wrongly"
+        "The paper's text was not at hand: its definitions are from memory. So a claim that fails may be misstated"
         " here. What follows from the definitions was found by executing them.",
     ),
     tried=(
