@@ -132,8 +132,8 @@ HEADS_COMBINED = Experiment(
     published=lambda: {"Enwik8, fixed, merged": (recipe("sparse-transformer-enwik8"), 95e6)},
     tried=(
         "A likely cause is the short run, in which near bytes are learned first: merged heads, which read the nearest"
-        " 32 or more in every layer, are the best of both patterns, and a plain window is as good. Neither longer runs nor"
-        " other rates were tried.",
+        " 32 or more in every layer, are the best of both patterns, and a plain window is as good. Neither"
+        " longer runs nor other rates were tried.",
     ),
     caveats=(
         "The paper lists the three ways without a comparison; its model of enwik8 has merged heads. All claims are"
