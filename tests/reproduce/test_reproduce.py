@@ -156,7 +156,7 @@ def test_a_damaged_record_is_one_line(tmp_path, text, code):
 def test_a_file_of_real_data_is_taken_along(tmp_path):
     reading = replace(made_up(Asked("one", 0, [])), sources=(Source("reviews.jsonl", "film reviews by Maas 2011"),))
     folder, there = tmp_path / "made", tmp_path / "data"
-    with refusing(DataError, "reproduce-data", "reads reviews.jsonl, film reviews by Maas 2011; give the folder that has them"):
+    with refusing(DataError, "reproduce-data", "reads reviews.jsonl, film reviews by Maas 2011; give the folder"):
         reproduce(reading, "laptop", folder)
     there.mkdir()
     with refusing(DataError, "reproduce-data", "lacks reviews.jsonl"):

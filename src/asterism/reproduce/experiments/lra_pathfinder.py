@@ -84,8 +84,8 @@ LRA_PATHFINDER = arena(
         " of 256 pictures, and answer for 20,000 new ones. Three seeds.",
     },
     tried=(
-        "A likely cause is the short run: with dense attention and wide windows a token has to find its neighbours among"
-        " all others first. Pictures of an earlier generator, in which the distance of the dots told something, dense"
+        "A likely cause is the short run: with dense attention and wide windows a token has to find its neighbours"
+        " among all others first. Pictures of an earlier generator, in which the distance of the dots told something, dense"
         " attention learned to 82.8% in 700 steps. Longer runs were not tried.",
     ),
     caveats=(
