@@ -85,8 +85,8 @@ LRA_PATHFINDER = arena(
     },
     tried=(
         "A likely cause is the short run: with dense attention and wide windows a token has to find its neighbours"
-        " among all others first. Pictures of an earlier generator, in which the distance of the dots told something, dense"
-        " attention learned to 82.8% in 700 steps. Longer runs were not tried.",
+        " among all others first. Pictures of an earlier generator, in which the distance of the dots told something,"
+        " dense attention learned to 82.8% in 700 steps. Longer runs were not tried.",
     ),
     caveats=(
         "Pictures are made here, and the dots are brighter than the dashes. At 32 x 32 pixels, as in the paper, two"
