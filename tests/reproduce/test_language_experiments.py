@@ -49,7 +49,7 @@ def test_trials_of_every_scale_are_runs_of_valid_models(one: Experiment):
             continue
         trials = one.trials(scale)
         assert len({(trial.name, trial.seed) for trial in trials}) == len(trials)
-        assert len({trial.seed for trial in trials}) >= 2
+        assert len({trial.seed for trial in trials}) == (1 if scale == "laptop" else 3)
         for trial in trials:
             assert isinstance(trial, Training)
             assert config_from_dict("train", trial.settings()).seed == trial.seed
@@ -59,13 +59,12 @@ def test_trials_of_every_scale_are_runs_of_valid_models(one: Experiment):
 
 
 @every_experiment
-def test_settings_say_the_steps_and_seeds_of_the_trials(one: Experiment):
-    words = {2: "two seeds", 3: "three seeds"}
+def test_settings_say_the_steps_of_the_trials(one: Experiment):
     for scale, text in one.setting.items():
         trials = one.trials(scale)
         steps = {trial.config.steps for trial in trials if isinstance(trial, Training)}
         assert [f"{count:,} steps" for count in steps] == [f"{max(steps):,} steps"]
-        assert f"{max(steps):,} steps" in text and words[len({trial.seed for trial in trials})] in text
+        assert f"{max(steps):,} steps" in text
 
 
 @every_experiment
