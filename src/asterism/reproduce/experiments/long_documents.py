@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asterism.reproduce.data.long_documents import Shape, anywhere, write_examples, write_texts
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, decided
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import DATA, Training
 from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
@@ -105,7 +105,7 @@ def _score(folder: Path, task: str) -> Figures:
 
     run, found = open_run(folder), {}
     for words in WORDS:
-        path = folder.parent / f"{task}-{words}.test.jsonl"
+        path = folder.parents[1] / DATA / f"{task}-{words}.test.jsonl"
         write_examples(path, f"{task}.test", 0, ASKED, [anywhere(words)])
         scores = evaluate(run, data=path, progress=False).figures["scores"]
         found[f"score of {words} words"] = float(scores[TASKS[task]])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asterism.reproduce.data.pictures import ARCHIVE, SIDE, grey_pictures, write_pictures
+from asterism.reproduce.data.pictures import ARCHIVE, CIFAR_10, SIDE, grey_pictures, write_pictures
 from asterism.reproduce.experiment import Figures, Source
 from asterism.reproduce.experiments.arena import (
     Arena,
@@ -64,7 +64,7 @@ LRA_IMAGE = arena(
         "workstation": "Models of two layers, 64 wide, read 32 x 32 pixels of CIFAR-10 as 1,024 grey values, learn in"
         " 35,000 steps of 256 pictures, and name the 10,000 of the test split. Three seeds.",
     },
-    sources=(Source(ARCHIVE, "CIFAR-10 as JPEG files train/CLASS/NUMBER.jpg and test/CLASS/NUMBER.jpg"),),
+    sources=(Source(ARCHIVE, CIFAR_10),),
     caveats=(
         "Pictures are JPEG files and grey by Pillow's weights; the paper's are not compressed.",
         "A run learns from nine tenths of the pictures, because a folder of files is divided by their content.",
