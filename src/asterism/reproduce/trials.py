@@ -10,6 +10,7 @@ from typing import Any
 from asterism.files import flush, make_folder, replacing_file
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.search.settings import SearchSettings
+from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import AnyConfig, RunConfig, config_to_dict
 
 RUNS, MODELS, DATA = "runs", "models", "data"
@@ -60,6 +61,16 @@ class Training(Trial):
         found = {"minutes": report.minutes, "parameters": report.parameters}
         found |= {name: known[name] for name in self.reported}
         return found | dict(self.score(place) if self.score is not None else {})
+
+
+def counted_run(short: str, shape: Mapping[str, Any], steps: int, **settings: Any) -> RunConfig:
+    """The recipe of this name with parts of its model and settings replaced, for so many steps and in float32.
+
+    So it is the same run on every machine: recipes count minutes, and choose a type for the processor.
+    """
+    base = recipe(short)
+    usual = {"minutes": None, "dtype": "float32", "checkpoint_every": 200, "evaluation_every": 1_000}
+    return replace(base, model=replace(base.model, **shape), steps=steps, **{**usual, **settings})
 
 
 def _made(path: Path, make: Callable[[Path], None] | None) -> Path:

@@ -6,12 +6,11 @@ same share of a row: 4.7% in the window, 4.7% at random, 3.1% global.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, Table, decided
 from asterism.reproduce.plots import draw_points
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import Training, counted_run
 from asterism.search.budget import keys_read
 from asterism.training.recipes import recipe
 
@@ -48,21 +47,16 @@ STEPS = 500
 def trials(scale: Scale) -> Sequence[Training]:
     """Each pattern for equally many steps, on the text that every Python carries."""
     steps, seeds = (STEPS, 1) if scale == "laptop" else (20_000, 3)
-    base = recipe("bert-tiny")
     return [
         Training(
             name=name,
             seed=seed,
-            config=replace(
-                base,
-                model=replace(base.model, mixers=mixers, hidden_size=128, num_attention_heads=HEADS),
+            config=counted_run(
+                "bert-tiny",
+                {"mixers": mixers, "hidden_size": 128, "num_attention_heads": HEADS},
+                steps,
                 context=CONTEXT,
                 batch_size=4,
-                steps=steps,
-                minutes=None,
-                dtype="float32",
-                evaluation_every=1_000,
-                checkpoint_every=200,
                 report_bytes=2**20,
             ),
             reported=(RIGHT, LOSS, "unigram_entropy"),

@@ -1,14 +1,13 @@
 """Child 2019, Table 2: dense, fixed and strided attention, on text of 12,288 bytes and on pictures of 3,072 values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asterism.reproduce.data.pictures import ARCHIVE, CIFAR_10, unpack_pictures
 from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, Source, Table, decided
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import Training, counted_run
 from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import RunConfig
 
@@ -38,42 +37,33 @@ OF_EACH, HELD_OUT = 1000, 20
 SOURCE = Source(ARCHIVE, CIFAR_10)
 
 
-def _small(config: RunConfig, mixers: str, scale: Scale) -> RunConfig:
+def _small(short: str, mixers: str, scale: Scale, **settings: Any) -> RunConfig:
     width, layers, steps = (64, 2, 200) if scale == "laptop" else (512, 12, 20_000)
-    shape = replace(
-        config.model,
-        mixers=mixers,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        query_key_dim=None,
-        value_dim=None,
-    )
-    return replace(
-        config,
-        model=shape,
-        steps=steps,
-        minutes=None,
-        dtype="float32",
+    shape = {"mixers": mixers, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2}
+    return counted_run(
+        short,
+        shape | {"query_key_dim": None, "value_dim": None},
+        steps,
         checkpoint_every=50,
         evaluation_every=steps,
+        **settings,
     )
 
 
 def _text(mixers: str, scale: Scale) -> RunConfig:
-    config = replace(recipe("bytes-small"), context=12_288, batch_size=1, report_bytes=2**18)
-    return _small(config, mixers, scale)
+    return _small("bytes-small", mixers, scale, context=12_288, batch_size=1, report_bytes=2**18)
 
 
 def _pictures(mixers: str, scale: Scale) -> RunConfig:
-    config = replace(
-        recipe("cifar-tiny"),
+    return _small(
+        "cifar-tiny",
+        mixers,
+        scale,
         batch_size=4,
         data=f"cifar-10-{OF_EACH}-{HELD_OUT}",
         evaluation_bytes=3072 * 4,
         report_bytes=3072 * 10 * HELD_OUT,
     )
-    return _small(config, mixers, scale)
 
 
 def _unpack(path: Path) -> None:

@@ -5,12 +5,11 @@ about twice as many keys. Here the strides differ instead, and every model reads
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, Table, decided
 from asterism.reproduce.plots import draw_points
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import Training, counted_run
 from asterism.search.budget import keys_read
 from asterism.training.recipes import recipe
 
@@ -42,22 +41,17 @@ CLOSE = 0.02
 def trials(scale: Scale) -> Sequence[Training]:
     """Each pattern in a model 128 wide, on the text that every Python carries."""
     steps, seeds = (STEPS, 1) if scale == "laptop" else (20_000, 3)
-    base = recipe("bytes-small")
     return [
         Training(
             name=name,
             seed=seed,
-            config=replace(
-                base,
-                model=replace(base.model, mixers=mixers, hidden_size=128, num_attention_heads=HEADS),
+            config=counted_run(
+                "bytes-small",
+                {"mixers": mixers, "hidden_size": 128, "num_attention_heads": HEADS},
+                steps,
                 learning_rate=RATE,
                 context=CONTEXT,
                 batch_size=2,
-                steps=steps,
-                minutes=None,
-                dtype="float32",
-                evaluation_every=1_000,
-                checkpoint_every=200,
                 report_bytes=2**17,
             ),
             reported=(BITS,),

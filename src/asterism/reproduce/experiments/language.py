@@ -1,14 +1,12 @@
 """Yun 2020, Figure 1: language modelling by pattern, by how its two parts are arranged, and by keys per query."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, Table, decided
 from asterism.reproduce.experiments.copy_task import HEADS, LENGTH, patterns
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import Training, counted_run
 from asterism.search.budget import keys_read
-from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import RunConfig
 
 if TYPE_CHECKING:
@@ -54,17 +52,12 @@ def trials(scale: Scale) -> Sequence[Training]:
 
 def text_config(mixers: str, *, width: int, layers: int, steps: int) -> RunConfig:
     """A run that learns Python's standard library, in windows of 256 bytes."""
-    config = recipe("bytes-small")
-    shape = replace(config.model, mixers=mixers, hidden_size=width, num_hidden_layers=layers, num_attention_heads=HEADS)
-    return replace(
-        config,
-        model=shape,
+    return counted_run(
+        "bytes-small",
+        {"mixers": mixers, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": HEADS},
+        steps,
         context=LENGTH,
         batch_size=16,
-        steps=steps,
-        minutes=None,
-        dtype="float32",
-        checkpoint_every=200,
         evaluation_every=steps,
         report_bytes=2**18,
     )

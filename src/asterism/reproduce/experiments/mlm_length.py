@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from asterism.reproduce.experiment import Experiment, Finding, Results, Scale, Table, decided
 from asterism.reproduce.plots import draw_points
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import Training, counted_run
 from asterism.search.budget import keys_read
 from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import RunConfig
@@ -51,20 +51,12 @@ def trials(scale: Scale) -> Sequence[Training]:
 
 def _config(name: str, steps: int) -> RunConfig:
     base, mixers, context, global_tokens = MODELS[name]
-    config = recipe(base)
-    shape = replace(
-        config.model, mixers=mixers, hidden_size=128, num_attention_heads=HEADS, global_tokens=global_tokens
-    )
-    return replace(
-        config,
-        model=shape,
+    return counted_run(
+        base,
+        {"mixers": mixers, "hidden_size": 128, "num_attention_heads": HEADS, "global_tokens": global_tokens},
+        steps,
         context=context,
         batch_size=TOKENS // context,
-        steps=steps,
-        minutes=None,
-        dtype="float32",
-        evaluation_every=1_000,
-        checkpoint_every=200,
         report_bytes=2**20,
     )
 

@@ -6,15 +6,13 @@ positions add a vector for each distance.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, decided
 from asterism.reproduce.plots import draw_points
-from asterism.reproduce.trials import Training
+from asterism.reproduce.trials import Training, counted_run
 from asterism.training.recipes import recipe
-from asterism.training.settings.configuration import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,48 +51,31 @@ NAMES = (FEED_FORWARD, *map(_vectors, COUNTS), ADAPTIVE)
 def trials(scale: Scale) -> Sequence[Training]:
     """Each model for equally many steps, on the text that every Python carries."""
     steps, seeds = (STEPS, 1) if scale == "laptop" else (20_000, 3)
-    configs = {FEED_FORWARD: _feed_forward()} | {_vectors(count): _all_attention(count) for count in COUNTS}
-    configs[ADAPTIVE] = _all_attention(EQUAL, adaptive=True)
+    shapes: dict[str, dict[str, Any]] = {FEED_FORWARD: {"mixers": f"window(left={SPAN})"}}
+    shapes |= {_vectors(count): _all_attention(count) for count in COUNTS}
+    shapes[ADAPTIVE] = _all_attention(EQUAL, adaptive=True)
     return [
         Training(
             name=name,
             seed=seed,
-            config=replace(
-                config,
+            config=counted_run(
+                "bytes-small" if name == FEED_FORWARD else "all-attention-tiny",
+                {**shape, "hidden_size": WIDTH, "num_attention_heads": HEADS},
+                steps,
                 learning_rate=RATE,
                 batch_size=2,
-                steps=steps,
-                minutes=None,
-                dtype="float32",
-                evaluation_every=1_000,
-                checkpoint_every=200,
                 report_bytes=2**18,
             ),
             reported=(BITS,),
             score=_score_spans if name == ADAPTIVE else None,
         )
         for seed in range(seeds)
-        for name, config in configs.items()
+        for name, shape in shapes.items()
     ]
 
 
-def _feed_forward() -> RunConfig:
-    base = recipe("bytes-small")
-    shape = replace(base.model, mixers=f"window(left={SPAN})", hidden_size=WIDTH, num_attention_heads=HEADS)
-    return replace(base, model=shape)
-
-
-def _all_attention(vectors: int, *, adaptive: bool = False) -> RunConfig:
-    base = recipe("all-attention-tiny")
-    shape = replace(
-        base.model,
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        persistent_vectors=vectors,
-        adaptive_span=adaptive,
-        adaptive_span_penalty=PENALTY,
-    )
-    return replace(base, model=shape)
+def _all_attention(vectors: int, *, adaptive: bool = False) -> dict[str, Any]:
+    return {"persistent_vectors": vectors, "adaptive_span": adaptive, "adaptive_span_penalty": PENALTY}
 
 
 def _score_spans(folder: Path) -> Figures:
