@@ -48,7 +48,11 @@ def _reproduce(one: Experiment, arguments: Namespace) -> None:
     folder = arguments.output or Path("runs") / f"reproduce-{one.name}{suffix}"
     if scale != SCALES[0] and scale in one.setting and not uses_cuda():
         say(f"note: scale {scale} is for a GPU, and there is none here")
-    record = reproduce(one, scale, folder, arguments.data, arguments.seeds, say)
+    try:
+        record = reproduce(one, scale, folder, arguments.data, arguments.seeds, arguments.jobs, say)
+    except KeyboardInterrupt:
+        say("the same command goes on")
+        raise
     results = results_of(record)
     findings = one.findings(results)
     if arguments.json:
@@ -117,6 +121,9 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--seeds", type=int, metavar="N", help="seeds of every trial (default: as the scale says, one to three)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", default=1, help="trials at a time, which share the processors (default: 1)"
     )
     parser.add_switch("--list", "list the experiments, and which claims held when they were last run", default=False)
     parser.add_switch("--dry-run", "count operations and memory, and run nothing", default=False)

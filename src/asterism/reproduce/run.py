@@ -18,6 +18,7 @@ from asterism.errors import ConfigurationError, DataError, shown
 from asterism.files import make_folder, remove_leftovers, replacing_file, write_text
 from asterism.randomness import isolated
 from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, require_scale
+from asterism.reproduce.jobs import measured
 from asterism.reproduce.page import section, title, write_plot
 from asterism.reproduce.record import add, is_measured, open_record
 from asterism.reproduce.trials import DATA, Baseline
@@ -33,16 +34,20 @@ def reproduce(
     folder: Path,
     data: Path | None = None,
     seeds: int | None = None,
+    jobs: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run the trials of a scale that the record in `folder` does not have, and return the record.
 
     `data` is the folder with the sources of the experiment; `seeds` is how many seeds each trial has, by default as
-    many as the scale says; `say` is given a line for each trial. Raises ConfigurationError for a scale that the
-    experiment does not have, DataError for a source that is missing or another than before, CheckpointError for a
-    folder in use, of another experiment, or with results of other settings, and what runs raise.
+    many as the scale says; `jobs` is how many trials run at a time, each in a process of its own unless it is 1; `say`
+    is given a line for each trial. Raises ConfigurationError for a scale that the experiment does not have, DataError
+    for a source that is missing or another than before, CheckpointError for a folder in use, of another experiment, or
+    with results of other settings, and what runs raise.
     """
     require_scale(experiment, scale)
+    if jobs < 1:
+        raise ConfigurationError("reproduce-jobs", f"jobs: must be at least 1, got {jobs}")
     trials = _with_seeds(experiment.trials(scale), seeds)
     with undisturbed(), isolated(0), locked(folder):
         remove_leftovers(folder)
@@ -51,9 +56,15 @@ def reproduce(
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
         for source in experiment.sources if left else ():
             _take(source, experiment, folder / DATA / source.name, data, is_read=bool(record["rows"]))
-        for number, trial in enumerate(left, len(trials) - len(left) + 1):
-            say(f"{number} of {len(trials)}: {trial.name}, seed {trial.seed}")
-            add(folder, record, trial, trial.run(folder))
+        for trial in left:
+            trial.prepare(folder, say)
+
+        def tell(what: str, trial: Trial) -> None:
+            number = len(trials) - len(left) + left.index(trial) + 1
+            say(f"{number} of {len(trials)}{what}: {trial.name}, seed {trial.seed}")
+
+        for trial, figures in measured(left, folder, jobs, tell):
+            add(folder, record, trial, figures)
         write_plot(experiment, record, folder / PLOT)
         write_text(folder / PAGE, title(experiment.paper) + section(experiment, record, PLOT))
     return record

@@ -44,18 +44,25 @@ class Training(Trial):
         settings: dict[str, Any] = json.loads(json.dumps({**config, **self.decisive}))
         return settings
 
+    def prepare(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
+        for setting, make in self.files.items():
+            if make is not None and not (path := self._place(folder, setting)).exists():
+                say(f"making {path}")
+                made(path, make)
+
+    def _place(self, folder: Path, setting: str) -> Path:
+        return folder / DATA / str(getattr(self.config, setting))
+
     def run(self, folder: Path) -> Figures:
         from asterism.training import train
 
-        places: dict[str, Any] = {
-            setting: str(_made(folder / DATA / getattr(self.config, setting), make))
-            for setting, make in self.files.items()
-        }
+        self.prepare(folder)
+        places: dict[str, Any] = {setting: str(self._place(folder, setting)) for setting in self.files}
         if self.start is not None:
             places["init_from" if isinstance(self.config, RunConfig) else "model"] = str(
-                folder / RUNS / _file_name(self.start, self.seed)
+                folder / RUNS / file_name(self.start, self.seed)
             )
-        place = folder / RUNS / _file_name(self.name, self.seed)
+        place = folder / RUNS / file_name(self.name, self.seed)
         report = train(replace(self.config, seed=self.seed, **places), place, resume=(place / "run.json").exists())
         known = {**report.figures, **report.figures.get("scores", {})}
         found = {"minutes": report.minutes, "parameters": report.parameters}
@@ -73,9 +80,9 @@ def counted_run(short: str, shape: Mapping[str, Any], steps: int, **settings: An
     return replace(base, model=replace(base.model, **shape), steps=steps, **{**usual, **settings})
 
 
-def _made(path: Path, make: Callable[[Path], None] | None) -> Path:
+def made(path: Path, make: Callable[[Path], None]) -> Path:
     """A file or folder, made if it is not there; who is killed meanwhile leaves nothing under its name."""
-    if make is not None and not path.exists():
+    if not path.exists():
         make_folder(path.parent)
         with replacing_file(path) as unfinished:
             make(unfinished)
@@ -134,12 +141,13 @@ class Answering(Trial):
 
         task = make_task(self.search.task, self.search.length, self.search.seed)
         trainee = Trainee(
-            self.schedule, self.search, task, self.seed, folder / MODELS / _file_name(self.name, self.seed)
+            self.schedule, self.search, task, self.seed, folder / MODELS / file_name(self.name, self.seed)
         )
         trainee.advance(self.search.steps)
         loss, accuracy = trainee.score()
         return {"loss": loss, "accuracy": accuracy, "minutes": trainee.state.seconds / 60}
 
 
-def _file_name(trial: str, seed: int) -> str:
+def file_name(trial: str, seed: int) -> str:
+    """Of what belongs to a trial alone."""
     return f"{re.sub(r'[^a-z0-9]+', '-', trial.lower())}-{seed}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asterism.reproduce.data.long_documents import Shape, anywhere, write_examples, write_texts
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, decided
-from asterism.reproduce.trials import DATA, Training
+from asterism.reproduce.trials import DATA, Training, made
 from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
@@ -106,7 +106,7 @@ def _score(folder: Path, task: str) -> Figures:
     run, found = open_run(folder), {}
     for words in WORDS:
         path = folder.parents[1] / DATA / f"{task}-{words}.test.jsonl"
-        write_examples(path, f"{task}.test", 0, ASKED, [anywhere(words)])
+        made(path, partial(write_examples, purpose=f"{task}.test", seed=0, count=ASKED, shapes=[anywhere(words)]))
         scores = evaluate(run, data=path, progress=False).figures["scores"]
         found[f"score of {words} words"] = float(scores[TASKS[task]])
     return found

@@ -1,0 +1,138 @@
+"""Trials in processes of their own: the same figures, errors that arrive, and nobody who outlives the first process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import measures
+import pytest
+import torch
+from matplotlib.figure import Figure
+from refusals import refusing
+
+from asterism.errors import AsterismError, ConfigurationError, NonFiniteLossError
+from asterism.reproduce import EXPERIMENTS, reproduce
+from asterism.reproduce.experiment import Experiment, Table
+from asterism.reproduce.jobs import LOGS, measured
+from asterism.reproduce.record import RECORD, read_record
+from asterism.reproduce.trials import Computation
+
+
+def made_up(*names: str) -> Experiment:
+    """An experiment with a computation of each name, which also says what it does."""
+    trials = [Computation(name=name, seed=0, compute=measures.measure, arguments={"how": name}) for name in names]
+    return Experiment(
+        name="made-up",
+        paper="yun-2020",
+        place="Table 0",
+        question="Does it work?",
+        setting={"laptop": "Nothing is trained."},
+        trials=lambda scale: trials,
+        table=lambda results: Table(("trial", "length"), [(name, results.shown(name, "length")) for name in names]),
+        findings=lambda results: [],
+        draw=lambda results: Figure(),
+        published=dict,
+    )
+
+
+def figures(record):
+    return {row["trial"]: row["figures"]["length"] for row in record["rows"]}
+
+
+def test_figures_and_page_are_those_of_one_process(tmp_path):
+    said: list[str] = []
+    alone = reproduce(made_up("one", "three", "eleven"), "laptop", tmp_path / "alone")
+    together = reproduce(made_up("one", "three", "eleven"), "laptop", tmp_path / "together", jobs=2, say=said.append)
+    assert figures(together) == figures(alone) == {"one": 3.0, "three": 5.0, "eleven": 6.0}
+    assert (tmp_path / "together" / "page.md").read_text() == (tmp_path / "alone" / "page.md").read_text()
+    threads = {row["figures"]["threads"] for row in together["rows"]}
+    assert threads == {max(1, torch.get_num_threads() // 2)}
+    assert sorted(said) == sorted(
+        f"{number} of 3{what}: {name}, seed 0"
+        for number, name in enumerate(("one", "three", "eleven"), 1)
+        for what in ("", " is measured")
+    )
+
+
+def test_an_error_arrives_and_what_is_measured_stays(tmp_path):
+    with refusing(NonFiniteLossError, "not-finite", "the loss is not finite"):
+        reproduce(made_up("one", "refuse", "wait"), "laptop", tmp_path / "it", jobs=2)
+    assert figures(read_record(tmp_path / "it" / RECORD)).keys() <= {"one"}
+    record = reproduce(made_up("one", "three"), "laptop", tmp_path / "it", jobs=2)
+    assert figures(record) == {"one": 3.0, "three": 5.0}
+
+
+def test_a_killed_process_is_named_with_its_log(tmp_path):
+    with refusing(
+        AsterismError, "reproduce-job", "die, seed 0: its process ended with code 7", "die-0.txt", "fewer --jobs"
+    ):
+        reproduce(made_up("die"), "laptop", tmp_path / "it", jobs=2)
+    assert (tmp_path / "it" / LOGS / "die-0.txt").exists()
+
+
+def test_fewer_than_one(tmp_path):
+    with refusing(ConfigurationError, "reproduce-jobs", "at least 1, got 0"):
+        reproduce(made_up("one"), "laptop", tmp_path / "it", jobs=0)
+    assert not (tmp_path / "it").exists()
+
+
+def test_who_starts_with_a_model_waits_for_it(monkeypatch):
+    begun: list[str] = []
+    trials = EXPERIMENTS["long-documents"].trials("laptop")
+
+    class Job:
+        """A process that has its figures at once."""
+
+        def __init__(self, trial, folder, jobs):
+            self.trial, self.process = trial, self
+            self.receiver, sender = os.pipe()
+            os.close(sender)
+            begun.append(trial.name)
+
+        def figures(self):
+            os.close(self.receiver)
+            return {}
+
+    monkeypatch.setattr("asterism.reproduce.jobs._Job", Job)
+    ends: list[tuple[str, str]] = []
+    done = [trial.name for trial, _ in measured(trials, Path(), 3, lambda what, trial: ends.append((what, trial.name)))]
+    assert sorted(done) == sorted(trial.name for trial in trials)
+    assert ends.index((" is measured", "pretrained")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "int", "term"])
+def test_nobody_outlives_the_first_process(tmp_path, number):
+    program = (
+        "from pathlib import Path; from test_jobs import made_up; from asterism.reproduce import reproduce\n"
+        f"if __name__ == '__main__': reproduce(made_up('wait'), 'laptop', Path({str(tmp_path / 'it')!r}), jobs=2)"
+    )
+    (tmp_path / "program.py").write_text(program)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    first = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py")], env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE
+    )
+    log = tmp_path / "it" / LOGS / "wait-0.txt"
+    child = int(until(lambda: log.exists() and log.read_text()).split()[1])
+    first.send_signal(number)
+    first.communicate(timeout=60)
+    until(lambda: not is_alive(child))
+
+
+def until(true, seconds: float = 90.0):
+    """What `true` returns, once it is true."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
