@@ -29,7 +29,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 
 # A test that hangs for ten minutes ends the run and says where it stood; a worker started anew would get it again.
 NO_HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 
-.PHONY: help train test quick test-slow test-lowest test-newest bench readers qmsum rfc-summaries promoters embeddings digits translation copying cifar genomes devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest test-newest bench readers qmsum rfc-summaries promoters embeddings digits translation copying cifar devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -89,9 +89,6 @@ digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, i
 translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
 	$(BIN)/python benchmarks/translation.py runs/translation benchmarks/results/translation.json \
 		--english $(ENGLISH) --german $(GERMAN)
-
-genomes: $(STAMP)  ## Bits per base at 512 and 4,096 tokens, GENOMES="NAME=FILE NAME=FILE", into benchmarks/results (twenty minutes on one core)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/genomes.py runs/genomes benchmarks/results/genomes.json $(GENOMES:%=--genome %)
 
 copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchmarks/results (six minutes)
 	$(BIN)/python benchmarks/copying.py runs/copying benchmarks/results/copying.json

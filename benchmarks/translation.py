@@ -4,13 +4,13 @@
         --english Translation-en.xz --german Translation-de.bz2
     python benchmarks/translation.py --report benchmarks/results/translation.json
 
-`debian_pairs.py` says where the two files are, and which pairs are made of them. One BPE for both languages, one
-decoder, causal, that reads all of the source, one seed, equal batches in equal order and equally many steps: only the
-patterns of the encoder differ. Beside the dense one stand STRIDED and FIXED in the three forms of Yun 2020. In UNION
-every head reads both parts of a pattern; in MULTIHEAD one half of the heads reads one part, the other half the other;
-in SEQUENTIAL layers take turns. UNION reads about twice as many keys at the same w, so the others have a greater w, at
-which they read as many; one more has the w of UNION. The record has how many keys a token reads, over all test texts,
-and what theory certifies.
+`asterism/reproduce/data/debian_pairs.py` says where the two files are, and which pairs are made of them. One BPE for
+both languages, one decoder, causal, that reads all of the source, one seed, equal batches in equal order and equally
+many steps: only the patterns of the encoder differ. Beside the dense one stand STRIDED and FIXED in the three forms of
+Yun 2020. In UNION every head reads both parts of a pattern; in MULTIHEAD one half of the heads reads one part, the
+other half the other; in SEQUENTIAL layers take turns. UNION reads about twice as many keys at the same w, so the others
+have a greater w, at which they read as many; one more has the w of UNION. The record has how many keys a token reads,
+over all test texts, and what theory certifies.
 
 Scores are BLEU and chrF of sacrebleu, from 0 to 100, of test texts that are in no way near those trained on. Beside the
 models stand the untranslated source, and the translation of the nearest source in training. What is finished in the
@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 import sacrebleu
 import torch
-from debian_pairs import Pair, pairs, read, split, words_of, write
 from sacrebleu.significance import PairedTest
 
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig
 from asterism.patterns import Pattern, as_schedule, yun_fixed, yun_strided
+from asterism.reproduce.data.debian_pairs import Pair, pairs, read, split, words_of, write
 from asterism.theory import certify
 from asterism.training import FineTuneConfig, Run, open_run, predict, train
 from asterism.training.data.corpora.tokenization import make_tokenizer

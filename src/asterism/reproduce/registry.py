@@ -22,6 +22,7 @@ from asterism.reproduce.experiments.persistent import PERSISTENT
 from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
+from asterism.reproduce.experiments.translation import TRANSLATION
 from asterism.reproduce.experiments.turing import TURING
 from asterism.reproduce.papers import PAPERS
 
@@ -34,6 +35,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         HEADS_COMBINED,
         COPY_TASK,
         LANGUAGE,
+        TRANSLATION,
         REACH,
         PRICE_OF_UNIVERSALITY,
         BUILDING_BLOCKS,

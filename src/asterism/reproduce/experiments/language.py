@@ -156,7 +156,7 @@ LANGUAGE = Experiment(
     caveats=(
         "The paper's figure has curves without numbers, of words of the One Billion Word benchmark; its text was not at"
         " hand, and its claims are from summaries. Bytes here, and the last claim is ours.",
-        "Its other tasks: translation by the same patterns is in [Translation](../translation.md). Sentence pairs"
-        " (Figure 2: MNLI, XNLI) are missing, because there is no such text here.",
+        "Of its other tasks, `translation` is an experiment of its own, and sentence pairs (Figure 2: MNLI, XNLI) are"
+        " missing, because there is no such text here.",
     ),
 )

@@ -5,7 +5,7 @@
 
 A description is a short line and paragraphs. Where both languages have as many paragraphs, the n-th belong together.
 Many packages share paragraphs, and many others have nearly the same, so held-out texts need care. Invariant: no text
-that is trained on is, in either language, nearly one that is held out.
+that is trained on is, in either language, nearly one that is held out; equal files give equal pairs.
 """
 
 import bz2
@@ -19,6 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from asterism.errors import DataError
+
+ENGLISH, GERMAN = "Translation-en.xz", "Translation-de.bz2"
+MOST_WORDS = 24
+"""Of a text. Most tokens of a side are below 160, in a BPE of 4,000 pieces."""
+VALIDATED, TESTED = 50, 500
+"""Pairs to watch training by, and to score."""
 OPENED: dict[str, Callable[..., IO[str]]] = {".bz2": bz2.open, ".xz": lzma.open}
 ALIKE = 0.5
 """From which share of common word pairs on texts are nearly one."""
@@ -45,24 +52,34 @@ def descriptions(path: Path) -> dict[tuple[str, str], list[str]]:
     """The short line and the paragraphs of each description of a Translation file, by package and md5 of the English.
 
     Lines of a paragraph are joined, unless one begins with a mark or a space, as those of lists and of code do: such a
-    paragraph is "" here, and takes part in the count alone.
+    paragraph is "" here, and takes part in the count alone. Raises DataError for a file that is not like that.
     """
     found = {}
-    with OPENED[path.suffix](path, "rt", encoding="utf-8") as file:
-        for stanza in file.read().split("\n\n"):
-            fields: dict[str, list[str]] = {}
-            name = ""
-            for line in stanza.splitlines():
-                if line.startswith(" "):
-                    fields[name].append(line[1:])
-                else:
-                    name, _, value = line.partition(":")
-                    fields[name] = [value.strip()]
-            long = [name for name in fields if name.startswith("Description-") and name != "Description-md5"]
-            if long:
-                head, *rest = fields[long[0]]
-                found[fields["Package"][0], fields["Description-md5"][0]] = [head, *_paragraphs(rest)]
+    try:
+        with OPENED[path.suffix](path, "rt", encoding="utf-8") as file:
+            for stanza in file.read().split("\n\n"):
+                fields = _fields(stanza)
+                long = [name for name in fields if name.startswith("Description-") and name != "Description-md5"]
+                if long:
+                    head, *rest = fields[long[0]]
+                    found[fields["Package"][0], fields["Description-md5"][0]] = [head, *_paragraphs(rest)]
+    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError("descriptions-file", f"cannot read {path} as descriptions of packages: {reason}") from error
     return found
+
+
+def _fields(stanza: str) -> dict[str, list[str]]:
+    """The lines of each field. Raises KeyError where one goes on that has not begun."""
+    fields: dict[str, list[str]] = {}
+    name = ""
+    for line in stanza.splitlines():
+        if line.startswith(" "):
+            fields[name].append(line[1:])
+        else:
+            name, _, value = line.partition(":")
+            fields[name] = [value.strip()]
+    return fields
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
@@ -148,6 +165,20 @@ def _shingles(text: str) -> set[tuple[str, str]]:
     """Each two words that follow one another, the ends of the text among them."""
     words = ["", *words_of(text), ""]
     return set(zip(words, words[1:], strict=False))
+
+
+def write_pairs(path: Path, part: str) -> None:
+    """Write a part of the pairs, "train", "validation" or "test", as JSONL with `source` and `target`.
+
+    The two files lie beside `path`. Raises DataError for damaged files, and for files with too few pairs.
+    """
+    every = pairs(path.parent / ENGLISH, path.parent / GERMAN, most_words=MOST_WORDS)
+    if len(every) < 2 * (VALIDATED + TESTED):
+        raise DataError(
+            "too-few-pairs",
+            f"{ENGLISH} and {GERMAN} must have {2 * (VALIDATED + TESTED):,} pairs or more, got {len(every):,}",
+        )
+    write(getattr(split(every, validation=VALIDATED, test=TESTED), part), path)
 
 
 def write(pairs: Iterable[Pair], path: Path) -> None:
