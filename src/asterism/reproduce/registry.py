@@ -22,6 +22,7 @@ from asterism.reproduce.experiments.persistent import PERSISTENT
 from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
+from asterism.reproduce.experiments.reviews import REVIEWS
 from asterism.reproduce.experiments.translation import TRANSLATION
 from asterism.reproduce.experiments.turing import TURING
 from asterism.reproduce.papers import PAPERS
@@ -41,6 +42,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         BUILDING_BLOCKS,
         CONTEXT_MLM,
         LONG_DOCUMENTS,
+        REVIEWS,
         GENOMICS,
         TURING,
         FURTHEST,

@@ -12,23 +12,33 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import DataError, shown
+from asterism.reproduce.experiment import Source
 
 TRAIN, TEST = "imdb-train.jsonl.xz", "imdb-test.jsonl.xz"
+SOURCES = (
+    Source(TRAIN, "25,000 IMDb reviews (Maas 2011) as JSONL with `text` and `label`, pos or neg"),
+    Source(TEST, "the 25,000 reviews of the test split, written likewise"),
+)
 LABELS = ("pos", "neg")
 _PURPOSE = 2011_1015
 
 
-def cut_reviews(source: Path, count: int, most: int, seed: int) -> list[tuple[str, str]]:
-    """The first `most` bytes of `count` reviews that the seed chooses, each with its label.
+def cut_reviews(
+    source: Path, count: int, most: int | None, seed: int, words: range | None = None
+) -> list[tuple[str, str]]:
+    """The first `most` bytes (None: all) of `count` reviews that the seed chooses, each with its label.
+
+    `words` are the numbers of words that a review may have, None for any.
 
     Raises DataError for a file that is not as the module docstring says or that has too few reviews.
     """
     try:
         with lzma.open(source, "rt", encoding="utf-8") as file:
-            found = [_review(json.loads(line)) for line in file]
+            every = [_review(json.loads(line)) for line in file]
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError("reviews-file", f"cannot read {source} as reviews with text and label: {reason}") from error
+    found = [one for one in every if words is None or len(one[0].split()) in words]
     if len(found) < count:
         raise DataError("too-few-reviews", f"{source} must have at least {count:,} reviews, got {len(found):,}")
     order = np.random.Generator(np.random.Philox(key=[seed, _PURPOSE])).permutation(len(found))[:count].tolist()
@@ -44,13 +54,15 @@ def _review(entry: Any) -> tuple[str, str]:
     return text, label
 
 
-def write_reviews(path: Path, source: Path, count: int, most: int, seed: int) -> None:
+def write_reviews(
+    path: Path, source: Path, count: int, most: int | None, seed: int, words: range | None = None
+) -> None:
     """Write reviews as JSONL with the fields `text` and `label`. Raises DataError, as `cut_reviews` does."""
     with open(path, "w", encoding="utf-8") as file:
-        for text, label in cut_reviews(source, count, most, seed):
+        for text, label in cut_reviews(source, count, most, seed, words):
             file.write(json.dumps({"text": text, "label": label}) + "\n")
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, most: int | None) -> str:
     """At most so many bytes; a character that the cut divides is left out."""
-    return text.encode()[:most].decode(errors="ignore")
+    return text if most is None else text.encode()[:most].decode(errors="ignore")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asterism.reproduce.data.reviews import TEST, TRAIN, cut_reviews, write_reviews
-from asterism.reproduce.experiment import Figures, Source
+from asterism.reproduce.data.reviews import SOURCES, TEST, TRAIN, cut_reviews, write_reviews
+from asterism.reproduce.experiment import Figures
 from asterism.reproduce.experiments.arena import Arena, Counting, Data, Sizes, arena, published_of, simple_figures
 
 MOST = 25_000
@@ -61,10 +61,7 @@ LRA_TEXT = arena(
         "workstation": "Models of two layers, 64 wide, learn from 25,000 IMDb reviews, cut to 3,998 bytes, in 20,000"
         " steps of 32 rows, and judge the 25,000 of the test split. Three seeds.",
     },
-    sources=(
-        Source(TRAIN, "25,000 IMDb reviews (Maas 2011) as JSONL with `text` and `label`, pos or neg"),
-        Source(TEST, "the 25,000 reviews of the test split, written likewise"),
-    ),
+    sources=SOURCES,
     tried=(
         "A likely cause: a regression is given words, and these models have to learn them from bytes, in less than half"
         " a pass over the reviews. Longer training at this scale was not tried.",
