@@ -42,6 +42,7 @@ def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
         ("turing --scale paper", 2, "turing runs at scale laptop, not paper"),
         ("bigbird", 2, "That paper has building-blocks, context-mlm"),
         ("lra-text", 3, "imdb-train.jsonl.xz"),
+        ("turing --jobs 0", 2, "jobs: must be at least 1, got 0"),
         ("turing --scale desktop", 2, "invalid choice: 'desktop'"),
         ("turing --output file", 4, "file"),
     ],
