@@ -45,7 +45,7 @@ READERS = {
 }
 """The first is the sparse model's own road: all that decides stands in the first 4,096 of some 4,400 tokens."""
 SHORT_STEPS = 5.4
-"""How many steps of four rows of 512 tokens take as long as one of 4,096, on a core alone: results/long-range.json."""
+"""How many steps of four rows of 512 tokens take as long as one of 4,096, on a core alone."""
 FIELDS = {"classify": ("text", "label"), "qa": ("context", "question", "answers")}
 
 

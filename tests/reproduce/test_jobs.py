@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import measures
@@ -42,6 +43,27 @@ def figures(record):
     return {row["trial"]: row["figures"]["length"] for row in record["rows"]}
 
 
+class Job:
+    """A process that has its figures at once."""
+
+    def __init__(self, trial, folder, jobs):
+        self.trial = trial
+        self.receiver, sender = os.pipe()
+        os.close(sender)
+
+    def found(self):
+        os.close(self.receiver)
+        return {}
+
+    def end(self):
+        pass
+
+
+def paths() -> dict[str, str]:
+    """An environment in which programs find the modules of the tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+
 def test_figures_and_page_are_those_of_one_process(tmp_path):
     said: list[str] = []
     alone = reproduce(made_up("one", "three", "eleven"), "laptop", tmp_path / "alone")
@@ -66,11 +88,72 @@ def test_an_error_arrives_and_what_is_measured_stays(tmp_path):
 
 
 def test_a_killed_process_is_named_with_its_log(tmp_path):
-    with refusing(
-        AsterismError, "reproduce-job", "die, seed 0: its process ended with code 7", "die-0.txt", "fewer --jobs"
-    ):
-        reproduce(made_up("die"), "laptop", tmp_path / "it", jobs=2)
+    with refusing(AsterismError, "reproduce-job", "die, seed 0: its process ended with code 7", "die-0.txt has what"):
+        reproduce(made_up("die", "one"), "laptop", tmp_path / "it", jobs=2)
     assert (tmp_path / "it" / LOGS / "die-0.txt").exists()
+
+
+def test_a_defect_names_the_trial_and_its_traceback(tmp_path):
+    with refusing(AsterismError, "reproduce-trial", "bug, seed 0: LookupError: nothing here", "bug-0.txt"):
+        reproduce(made_up("bug", "one"), "laptop", tmp_path / "it", jobs=2)
+    assert "in measure" in (tmp_path / "it" / LOGS / "bug-0.txt").read_text()
+
+
+def test_what_others_measured_is_kept_when_one_fails(tmp_path, monkeypatch):
+    """Both are there when the first process looks."""
+
+    def wait_for_all(receivers):
+        for receiver in receivers:
+            assert receiver.poll(60)
+        return receivers
+
+    monkeypatch.setattr("asterism.reproduce.jobs.wait", wait_for_all)
+    said: list[str] = []
+    with refusing(NonFiniteLossError, "not-finite", "the loss"):
+        reproduce(made_up("refuse", "one"), "laptop", tmp_path / "it", jobs=2, say=said.append)
+    assert figures(read_record(tmp_path / "it" / RECORD)) == {"one": 3.0}
+    assert said[2:] == ["1 of 2 has failed: refuse, seed 0", "2 of 2 is measured: one, seed 0"]
+
+
+def test_a_process_that_stays_is_killed_and_its_figures_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("asterism.reproduce.jobs._PATIENCE", 0.2)
+    record = reproduce(made_up("linger", "one"), "laptop", tmp_path / "it", jobs=2)
+    assert figures(record) == {"linger": 6.0, "one": 3.0}
+
+
+def test_one_trial_has_all_threads(tmp_path):
+    record = reproduce(made_up("one"), "laptop", tmp_path / "it", jobs=8)
+    assert record["rows"][0]["figures"]["threads"] == torch.get_num_threads()
+
+
+def program(tmp_path: Path, guard: str, *names: str) -> Path:
+    """A program that measures these in two processes, below `guard`."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        "from pathlib import Path; from test_jobs import made_up; from asterism.reproduce import reproduce\n"
+        f"{guard}reproduce(made_up{names}, 'laptop', Path({str(tmp_path / 'it')!r}), jobs=2)"
+    )
+    return path
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_streams_that_are_closed(tmp_path, closed):
+    path = program(tmp_path, "if __name__ == '__main__': ", "one", "three")
+    subprocess.run(["bash", "-c", f"{sys.executable} {path} {closed}>&-"], env=paths(), check=True, timeout=120)
+    assert figures(read_record(tmp_path / "it" / RECORD)) == {"one": 3.0, "three": 5.0}
+
+
+def test_a_program_without_a_main_part_is_told_so(tmp_path):
+    path = program(tmp_path, "", "one", "three")
+    found = subprocess.run([sys.executable, str(path)], env=paths(), capture_output=True, text=True, timeout=120)
+    assert "could not begin; a program that measures with several jobs is a file" in found.stderr
+
+
+def test_a_ring_of_starts_ends(monkeypatch):
+    trials = EXPERIMENTS["long-documents"].trials("laptop")[:2]
+    ring = [replace(trials[0], start=trials[1].name), replace(trials[1], start=trials[0].name)]
+    monkeypatch.setattr("asterism.reproduce.jobs._Job", Job)
+    assert len(list(measured(ring, Path(), 2, lambda what, trial: None))) == 2
 
 
 def test_fewer_than_one(tmp_path):
@@ -80,22 +163,7 @@ def test_fewer_than_one(tmp_path):
 
 
 def test_who_starts_with_a_model_waits_for_it(monkeypatch):
-    begun: list[str] = []
     trials = EXPERIMENTS["long-documents"].trials("laptop")
-
-    class Job:
-        """A process that has its figures at once."""
-
-        def __init__(self, trial, folder, jobs):
-            self.trial, self.process = trial, self
-            self.receiver, sender = os.pipe()
-            os.close(sender)
-            begun.append(trial.name)
-
-        def figures(self):
-            os.close(self.receiver)
-            return {}
-
     monkeypatch.setattr("asterism.reproduce.jobs._Job", Job)
     ends: list[tuple[str, str]] = []
     done = [trial.name for trial, _ in measured(trials, Path(), 3, lambda what, trial: ends.append((what, trial.name)))]
@@ -105,15 +173,8 @@ def test_who_starts_with_a_model_waits_for_it(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "int", "term"])
 def test_nobody_outlives_the_first_process(tmp_path, number):
-    program = (
-        "from pathlib import Path; from test_jobs import made_up; from asterism.reproduce import reproduce\n"
-        f"if __name__ == '__main__': reproduce(made_up('wait'), 'laptop', Path({str(tmp_path / 'it')!r}), jobs=2)"
-    )
-    (tmp_path / "program.py").write_text(program)
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    first = subprocess.Popen(
-        [sys.executable, str(tmp_path / "program.py")], env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE
-    )
+    path = program(tmp_path, "if __name__ == '__main__': ", "wait", "wait 2")
+    first = subprocess.Popen([sys.executable, str(path)], env=paths(), stderr=subprocess.PIPE)
     log = tmp_path / "it" / LOGS / "wait-0.txt"
     child = int(until(lambda: log.exists() and log.read_text()).split()[1])
     first.send_signal(number)

@@ -119,7 +119,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lzma.compress(b" a line of no field\n"), "''"),
+        (lzma.compress(b" a line of no field\n"), "' a line of no field'"),
         (b"no archive", "format"),
         (lzma.compress(b"x" * 99)[:-9], "end"),
     ],
@@ -208,3 +208,25 @@ def test_a_small_run_is_scored(tmp_path, monkeypatch):
     monkeypatch.setattr(debian, "TESTED", 60)
     with refusing(DataError, "too-few-pairs", "124 pairs"):
         short.run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Package: a\nDescription-md5: 0\nDescription-en: one\n \nPackage: b\nDescription-en: two", "'Package: b'"),
+        ("Description-md5: 0\nDescription-en: one", "must have a Package and a Description-md5"),
+        ("Package: a\nno field", "'no field'"),
+    ],
+    ids=["two-in-one", "no-package", "no-field"],
+)
+def test_stanzas_that_are_none_are_refused(tmp_path, text, message):
+    (tmp_path / "en.xz").write_bytes(lzma.compress(text.encode()))
+    with refusing(DataError, "descriptions-file", message):
+        debian.descriptions(tmp_path / "en.xz")
+
+
+def test_only_line_feeds_end_lines(tmp_path):
+    text = "\ufeffPackage: a\nDescription-md5: 0\nDescription-en: one\u2028two\x0cthree\n\tA line\x85more."
+    (tmp_path / "en.xz").write_bytes(lzma.compress(text.encode()))
+    ((head, paragraph),) = debian.descriptions(tmp_path / "en.xz").values()
+    assert head == "one\u2028two\x0cthree" and paragraph.split() == ["A", "line", "more."]

@@ -17,13 +17,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from asterism.errors import AsterismError
-from asterism.files import make_folder
+from asterism.files import make_folder, writing
 from asterism.randomness import isolated
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.reproduce.trials import Training, file_name
 from asterism.training.run.arithmetic import undisturbed
 
 LOGS = "logs"
+_PATIENCE = 30.0
+"""Seconds that a process may take to stop where it can go on."""
+_AS_IT_IS = (AsterismError, MemoryError, KeyboardInterrupt, SystemExit)
+"""Errors that say all there is to say. Others are defects, whose traceback is in the log."""
 
 
 def measured(
@@ -31,31 +35,49 @@ def measured(
 ) -> Iterator[tuple[Trial, Figures]]:
     """Each trial and its figures, as they are measured, `jobs` at a time; `say` is told of each that begins or ends.
 
-    Raises what a trial raises, once the others that run have stopped where they can go on, and AsterismError if a
-    process was killed.
+    Raises what a trial raises, once what others have measured is given and those that run have stopped where they can
+    go on. Of trials in processes of their own it is AsterismError for what is no error of this library.
     """
     if jobs == 1:
         for trial in trials:
             say("", trial)
-            yield trial, trial.run(folder)
+            with undisturbed(), isolated(0):
+                figures = trial.run(folder)
+            yield trial, figures
         return
+    jobs = max(1, min(jobs, len(trials)))
     waiting, running = list(trials), list[_Job]()
     try:
         while waiting or running:
-            for trial in [one for one in waiting if not _awaits(one, waiting, running)][: jobs - len(running)]:
+            ready = [one for one in waiting if not _awaits(one, waiting, running)]
+            for trial in ready[: jobs - len(running)] or waiting[: not running]:  # of a ring of starts, the first
                 waiting.remove(trial)
                 running.append(_Job(trial, folder, jobs))
                 say("", trial)
-            for job in [one for one in running if one.receiver in wait([one.receiver for one in running])]:
-                running.remove(job)
-                figures = job.figures()
-                say(" is measured", job.trial)
-                yield job.trial, figures
+            yield from _collected(running, say)
     finally:
         for job in running:
             job.process.terminate()
         for job in running:
-            job.process.join()
+            job.end()
+
+
+def _collected(running: list["_Job"], say: Callable[[str, Trial], None]) -> Iterator[tuple[Trial, Figures]]:
+    """Wait for a job, and give all that are there; then raise what one raised."""
+    there = wait([job.receiver for job in running])
+    failures = []
+    for job in [job for job in running if job.receiver in there]:
+        running.remove(job)
+        found = job.found()
+        if isinstance(found, BaseException):
+            say(" has failed", job.trial)
+            failures.append(found)
+        else:
+            say(" is measured", job.trial)
+            yield job.trial, found
+        job.end()
+    if failures:
+        raise failures[0]
 
 
 def _awaits(trial: Trial, waiting: Sequence[Trial], running: Sequence["_Job"]) -> bool:
@@ -73,32 +95,47 @@ class _Job:
 
         self.trial = trial
         self.log = folder / LOGS / f"{file_name(trial.name, trial.seed)}.txt"
-        make_folder(self.log.parent)
+        with writing(self.log):
+            make_folder(self.log.parent)
+            self.log.unlink(missing_ok=True)
         context = get_context("spawn")  # a fork would take over the threads of libraries in whatever state they are
         self.receiver, sender = context.Pipe(duplex=False)
         threads = max(1, torch.get_num_threads() // jobs)
         self.process: BaseProcess = context.Process(
-            target=_measure, args=(trial, folder, self.log, threads, os.getpid(), sender), daemon=True
+            target=_measure, args=(trial, folder, self.log, threads, os.getpid(), sender)
         )
         with _environment("OMP_NUM_THREADS", str(threads)):  # read when a library is loaded
             self.process.start()
         sender.close()
 
-    def figures(self) -> Figures:
+    def found(self) -> Figures | BaseException:
+        """What the process has sent: figures, or an error."""
         try:
-            found: Figures | BaseException = self.receiver.recv()
+            return self.receiver.recv()
         except EOFError:
             self.process.join()
-            raise AsterismError(
-                "reproduce-job",
-                f"{self.trial.name}, seed {self.trial.seed}: its process ended with code {self.process.exitcode}, as if"
-                f" killed; {self.log} has what it printed. The same command goes on; if memory is short, with fewer"
-                " --jobs",
-            ) from None
-        self.process.join()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+            code = self.process.exitcode or 0
+            if code >= 0 and not self.log.exists():
+                how = (
+                    "could not begin; a program that measures with several jobs is a file, and calls `reproduce` below"
+                    ' `if __name__ == "__main__":`'
+                )
+            elif code < 0:
+                how = f"was killed by signal {-code}; the same command goes on; if memory is short, with fewer jobs"
+            else:
+                how = f"ended with code {code}; {self.log} has what it printed"
+            return AsterismError("reproduce-job", f"{_title(self.trial)}: its process {how}")
+
+    def end(self) -> None:
+        """Wait until the process has gone, and kill it if that takes long."""
+        self.process.join(_PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def _title(trial: Trial) -> str:
+    return f"{trial.name}, seed {trial.seed}"
 
 
 def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, sender: Connection) -> None:
@@ -107,15 +144,21 @@ def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, s
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal reaches the parent too, which ends this process
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with log.open("a") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-    torch.set_num_threads(threads)
     try:
+        with writing(log):
+            file = log.open("a", buffering=1)
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        sys.stdout = sys.stderr = file
+        torch.set_num_threads(threads)
         with undisturbed(), isolated(0):
-            sender.send(dict(trial.run(folder)))
-    except BaseException as error:
+            figures = {name: float(value) for name, value in trial.run(folder).items()}
+        sender.send(figures)
+    except _AS_IT_IS as error:
         sender.send(error)
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        sender.send(AsterismError("reproduce-trial", f"{_title(trial)}: {text}; {log} has the traceback"))
         raise
 
 

@@ -4,7 +4,7 @@
 
 Files that the user brings are copied into data/, so a folder needs nothing outside it to go on.
 
-Invariant: the table depends on the settings and the machine alone, not on where a run was stopped.
+Invariant: the table depends on the settings, the machine and its threads alone, not on where a run was stopped.
 """
 
 import os
@@ -49,15 +49,16 @@ def reproduce(
     if jobs < 1:
         raise ConfigurationError("reproduce-jobs", f"jobs: must be at least 1, got {jobs}")
     trials = _with_seeds(experiment.trials(scale), seeds)
-    with undisturbed(), isolated(0), locked(folder):
+    with undisturbed(), locked(folder):
         remove_leftovers(folder)
         remove_leftovers(folder / DATA)
         record = open_record(folder, experiment, scale)
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
         for source in experiment.sources if left else ():
             _take(source, experiment, folder / DATA / source.name, data, is_read=bool(record["rows"]))
-        for trial in left:
-            trial.prepare(folder, say)
+        with isolated(0):
+            for trial in left:
+                trial.prepare(folder, say)
 
         def tell(what: str, trial: Trial) -> None:
             number = len(trials) - len(left) + left.index(trial) + 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from asterism.errors import DataError
+from asterism.errors import DataError, shown
 
 ENGLISH, GERMAN = "Translation-en.xz", "Translation-de.bz2"
 MOST_WORDS = 24
@@ -56,29 +56,34 @@ def descriptions(path: Path) -> dict[tuple[str, str], list[str]]:
     """
     found = {}
     try:
-        with OPENED[path.suffix](path, "rt", encoding="utf-8") as file:
+        with OPENED[path.suffix](path, "rt", encoding="utf-8-sig") as file:
             for stanza in file.read().split("\n\n"):
                 fields = _fields(stanza)
                 long = [name for name in fields if name.startswith("Description-") and name != "Description-md5"]
                 if long:
                     head, *rest = fields[long[0]]
-                    found[fields["Package"][0], fields["Description-md5"][0]] = [head, *_paragraphs(rest)]
-    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError) as error:
+                    key = tuple(fields.get(name, [""])[0] for name in ("Package", "Description-md5"))
+                    if not all(key):
+                        raise ValueError(f"a stanza with {long[0]} must have a Package and a Description-md5")
+                    found[key[0], key[1]] = [head, *_paragraphs(rest)]
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError("descriptions-file", f"cannot read {path} as descriptions of packages: {reason}") from error
     return found
 
 
 def _fields(stanza: str) -> dict[str, list[str]]:
-    """The lines of each field. Raises KeyError where one goes on that has not begun."""
+    """The lines of each field. Raises ValueError for lines that belong to none, and for a field that is there twice."""
     fields: dict[str, list[str]] = {}
     name = ""
-    for line in stanza.splitlines():
-        if line.startswith(" "):
+    for line in filter(None, stanza.split("\n")):
+        if line[0] in " \t" and name:
             fields[name].append(line[1:])
-        else:
-            name, _, value = line.partition(":")
-            fields[name] = [value.strip()]
+            continue
+        name, colon, value = line.partition(":")
+        if not colon or line[0] in " \t" or name in fields:
+            raise ValueError(f"a line must begin a new field, or go on with one, got {shown(line)}")
+        fields[name] = [value.strip()]
     return fields
 
 
@@ -178,7 +183,9 @@ def write_pairs(path: Path, part: str) -> None:
             "too-few-pairs",
             f"{ENGLISH} and {GERMAN} must have {2 * (VALIDATED + TESTED):,} pairs or more, got {len(every):,}",
         )
-    write(getattr(split(every, validation=VALIDATED, test=TESTED), part), path)
+    if not (chosen := getattr(split(every, validation=VALIDATED, test=TESTED), part)):
+        raise DataError("no-pairs", f"all pairs of {ENGLISH} and {GERMAN} are near those that are held out")
+    write(chosen, path)
 
 
 def write(pairs: Iterable[Pair], path: Path) -> None:

@@ -33,8 +33,8 @@ def cut_reviews(
     Raises DataError for a file that is not as the module docstring says or that has too few reviews.
     """
     try:
-        with lzma.open(source, "rt", encoding="utf-8") as file:
-            every = [_review(json.loads(line)) for line in file]
+        with lzma.open(source, "rt", encoding="utf-8-sig") as file:
+            every = [_review(json.loads(line)) for line in file if not line.isspace()]
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError("reviews-file", f"cannot read {source} as reviews with text and label: {reason}") from error
@@ -49,7 +49,7 @@ def _review(entry: Any) -> tuple[str, str]:
     """Text and label. Raises ValueError and others for what is none."""
     text, label = entry["text"], entry["label"]
     if not isinstance(text, str) or label not in LABELS:
-        raise ValueError(f"a review must have a text and the label pos or neg, got {shown(label)}")
+        raise ValueError(f"a review must have a text, got {shown(text)}, and the label pos or neg, got {shown(label)}")
     text.encode()  # which half of a surrogate pair has no bytes for
     return text, label
 
