@@ -183,12 +183,21 @@ def draw(results: Results) -> "Figure":
         for read, style in zip(READ, ("o-", "o--"), strict=True):
             known = {words: results.mean(_name(task, read), _figure(words)) for words in WORDS}
             some = {words: value for words, value in known.items() if value is not None}
-            here.plot(list(some), list(some.values()), style, color=f"C{number}", label=_name(task, read))
+            size = 9 - 4 * number  # where lines lie on each other, both are seen
+            here.plot(list(some), list(some.values()), style, color=f"C{number}", ms=size, label=_name(task, read))
     here.set(title="here", xlabel="words of a document", ylabel="score", ylim=(0, 1.03))
-    here.legend(fontsize=8, frameon=False)
+    here.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.95), handlelength=3)
     for name, (share, cut, whole) in PUBLISHED.items():
         paper.plot([share], [whole - cut], "D", color="0.3")
-        paper.annotate(name, (share, whole - cut), (-4, 4), textcoords="offset points", ha="right", fontsize=8)
+        right = name == "IMDb"  # of two that are near each other
+        paper.annotate(
+            name,
+            (share, whole - cut),
+            (6 if right else -6, 2),
+            textcoords="offset points",
+            ha="left" if right else "right",
+            fontsize=8,
+        )
     paper.set(title="in the paper", xlabel="documents longer than 512 tokens", ylabel="gain in F1", xlim=(-0.3, 1.1))
     for axes in (here, paper):
         axes.grid(alpha=0.3)
