@@ -83,7 +83,7 @@ def picture_trials(scale: Scale) -> Sequence[Training]:
     """Every pattern on pictures."""
     return [
         Training(name=name, seed=seed, config=_pictures(mixers, scale), reported=(BITS,), files={"data": _unpack})
-        for seed in range(2 if scale == "laptop" else 3)
+        for seed in range(3)
         for name, mixers in PICTURES.items()
     ]
 
