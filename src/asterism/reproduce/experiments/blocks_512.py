@@ -40,7 +40,7 @@ PATTERNS = {
 PUBLISHED = {"dense": 64.2, "R": 60.1, "W": 58.3, "R+W": 62.7}
 """Percent of masked tokens that are right, of models of base size."""
 RIGHT, LOSS = "validation_masked_accuracy", "validation_masked_loss"
-STEPS = 500
+STEPS = 1500
 """At scale laptop."""
 
 
@@ -151,10 +151,10 @@ BUILDING_BLOCKS = Experiment(
     draw=draw,
     published=lambda: {"dense": (recipe("bert-base"), 110e6)},
     tried=(
-        "A likely cause is the short run: near words are learned first, so a window is ahead of everything, and dense"
-        " attention, which the paper trains to 64%, is at 23%.",
-        "Batches of 8 rows for 200 steps: dense attention has 14.3% right, less than with 400 steps of 4 rows (15.4%)."
-        " Longer runs were not tried.",
+        "A likely cause is the short run: near words are learned first. With a third of the steps, dense attention had"
+        " 23.4% right, a window 34.4%, both 32.1% and random blocks 12.6%. So dense attention catches up, and random"
+        " blocks alone do not.",
+        "Batches of 8 rows for 200 steps: dense attention has 14.3% right, less than with 400 steps of 4 rows (15.4%).",
     ),
     caveats=(
         "The paper does not print the sizes of its blocks at 512 tokens. Ours are those of its base model at 4,096"

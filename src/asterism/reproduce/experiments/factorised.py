@@ -128,7 +128,7 @@ def findings(results: Results, kind: str, best: str) -> Sequence[Finding]:
             f"both take less than {LESS[kind]:.0%} of dense attention's time",
             minutes,
             lambda of: max(of["fixed"], of["strided"]) < LESS[kind] * of["dense"],
-            "Minutes of the faster seed: dense {dense:.1f}, fixed {fixed:.1f}, strided {strided:.1f}.",
+            "Minutes of the fastest seed: dense {dense:.1f}, fixed {fixed:.1f}, strided {strided:.1f}.",
         ),
     ]
 
