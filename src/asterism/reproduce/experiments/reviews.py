@@ -214,6 +214,10 @@ REVIEWS = Experiment(
     draw=draw,
     published=lambda: {"BigBird-ITC": (recipe("bigbird-itc-base"), None)},
     sources=SOURCES,
+    tried=(
+        "A likely cause: a pretrained model judges most long reviews by their first 512 tokens. A new one adds up words"
+        " that praise or blame, as counting does, and finds more of them in the whole. Longer runs were not tried.",
+    ),
     caveats=(
         "The paper fine-tunes RoBERTa and BigBird; the models here are new, and all three have BigBird's pattern.",
         "Of the test reviews, 78% have at most 300 words and 10% more than 450; the paper says that 14% do not fit into"
