@@ -64,8 +64,8 @@ LRA_TEXT = arena(
     sources=SOURCES,
     tried=(
         "A likely cause: a regression is given words, and these models have to learn them from bytes, in less than half"
-        " a pass over the reviews. A window of 5 is made for that, and is ahead of all. Longer training at this scale was"
-        " not tried.",
+        " a pass over the reviews. A window of 5 is made for that, and is ahead of all. Longer training at this scale"
+        " was not tried.",
     ),
     caveats=(
         "Reviews are cut to 1,022 bytes at scale laptop, and to 4,000 in Long Range Arena.",
