@@ -174,12 +174,25 @@ def test_who_starts_with_a_model_waits_for_it(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "int", "term"])
 def test_nobody_outlives_the_first_process(tmp_path, number):
     path = program(tmp_path, "if __name__ == '__main__': ", "wait", "wait 2")
-    first = subprocess.Popen([sys.executable, str(path)], env=paths(), stderr=subprocess.PIPE)
-    log = tmp_path / "it" / LOGS / "wait-0.txt"
-    child = int(until(lambda: log.exists() and log.read_text()).split()[1])
-    first.send_signal(number)
-    first.communicate(timeout=60)
-    until(lambda: not is_alive(child))
+    first = subprocess.Popen(
+        [sys.executable, str(path)], env=paths(), stderr=subprocess.DEVNULL, preexec_fn=_with_usual_signals
+    )
+    try:
+        log = tmp_path / "it" / LOGS / "wait-0.txt"
+        child = int(until(lambda: log.exists() and log.read_text()).split()[1])
+        first.send_signal(number)
+        first.wait(timeout=90)
+        until(lambda: not is_alive(child))
+    finally:
+        first.kill()
+        first.wait()
+
+
+def _with_usual_signals() -> None:
+    """In place of those of a worker of pytest or a job in the background, which ignore some."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def until(true, seconds: float = 90.0):

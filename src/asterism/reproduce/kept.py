@@ -27,8 +27,14 @@ def kept(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def keep(record: Mapping[str, Any]) -> None:
-    """Keep a record in the package's source, in place of the one that is there."""
+    """Keep a record in the package's source, in place of the one that is there.
+
+    Its rows are in the order of the trials, in whatever order they were measured.
+    """
+    trials = EXPERIMENTS[record["experiment"]].trials(record["scale"])
+    order = [(trial.name, trial.seed) for trial in trials]
     rows = [{**row, "settings": {}} for row in record["rows"]]
+    rows.sort(key=lambda row: order.index((row["trial"], row["seed"])))
     write_sealed(PLACE / f"{record['experiment']}.json", {**record, "rows": rows})
 
 
