@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import measures
@@ -119,6 +120,12 @@ def test_a_process_that_stays_is_killed_and_its_figures_kept(tmp_path, monkeypat
     monkeypatch.setattr("asterism.reproduce.jobs._PATIENCE", 0.2)
     record = reproduce(made_up("linger", "one"), "laptop", tmp_path / "it", jobs=2)
     assert figures(record) == {"linger": 6.0, "one": 3.0}
+
+
+def test_jobs_end_when_figures_cannot_be_recorded(tmp_path):
+    with refusing(NonFiniteLossError, "reproduce-figure", "nan, seed 0: length is not finite"):
+        reproduce(made_up("nan", "wait"), "laptop", tmp_path / "it", jobs=2)
+    assert not active_children()
 
 
 def test_one_trial_has_all_threads(tmp_path):

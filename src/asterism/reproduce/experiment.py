@@ -41,11 +41,6 @@ class Trial(ABC):
     def settings(self) -> dict[str, Any]:
         """All that decides the figures, as JSON, without the places of files."""
 
-    def prepare(  # noqa: B027  # most need nothing
-        self, folder: Path, say: Callable[[str], None] = lambda text: None
-    ) -> None:
-        """Make the files in `folder` that the trial reads and other trials may read too; `say` is told of each."""
-
     @abstractmethod
     def run(self, folder: Path) -> Figures:
         """Measure, with files in `folder`, which all trials of an experiment share; go on where a run was stopped."""

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -32,8 +32,10 @@ _AS_IT_IS = (AsterismError, MemoryError, KeyboardInterrupt, SystemExit)
 
 def measured(
     trials: Sequence[Trial], folder: Path, jobs: int, say: Callable[[str, Trial], None]
-) -> Iterator[tuple[Trial, Figures]]:
+) -> Generator[tuple[Trial, Figures], None, None]:
     """Each trial and its figures, as they are measured, `jobs` at a time; `say` is told of each that begins or ends.
+
+    Who leaves before the end closes it, which ends the jobs.
 
     Raises what a trial raises, once what others have measured is given and those that run have stopped where they can
     go on. Of trials in processes of their own it is AsterismError for what is no error of this library.
@@ -72,10 +74,13 @@ def _collected(running: list["_Job"], say: Callable[[str, Trial], None]) -> Iter
         if isinstance(found, BaseException):
             say(" has failed", job.trial)
             failures.append(found)
+            job.end()
         else:
             say(" is measured", job.trial)
-            yield job.trial, found
-        job.end()
+            try:
+                yield job.trial, found
+            finally:
+                job.end()
     if failures:
         raise failures[0]
 

@@ -10,6 +10,7 @@ Invariant: the table depends on the settings, the machine and its threads alone,
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, requ
 from asterism.reproduce.jobs import measured
 from asterism.reproduce.page import section, title, write_plot
 from asterism.reproduce.record import add, is_measured, open_record
-from asterism.reproduce.trials import DATA, Baseline
+from asterism.reproduce.trials import DATA, Baseline, Training
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
@@ -58,14 +59,16 @@ def reproduce(
             _take(source, experiment, folder / DATA / source.name, data, is_read=bool(record["rows"]))
         with isolated(0):
             for trial in left:
-                trial.prepare(folder, say)
+                if isinstance(trial, Training):
+                    trial.prepare(folder, say)
 
         def tell(what: str, trial: Trial) -> None:
             number = len(trials) - len(left) + left.index(trial) + 1
             say(f"{number} of {len(trials)}{what}: {trial.name}, seed {trial.seed}")
 
-        for trial, figures in measured(left, folder, jobs, tell):
-            add(folder, record, trial, figures)
+        with closing(measured(left, folder, jobs, tell)) as found:  # so that jobs end, should a record not be written
+            for trial, figures in found:
+                add(folder, record, trial, figures)
         write_plot(experiment, record, folder / PLOT)
         write_text(folder / PAGE, title(experiment.paper) + section(experiment, record, PLOT))
     return record

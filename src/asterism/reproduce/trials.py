@@ -45,6 +45,7 @@ class Training(Trial):
         return settings
 
     def prepare(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
+        """Make the files that the run reads, and other runs may read too; `say` is told of each."""
         for setting, make in self.files.items():
             if make is not None and not (path := self._place(folder, setting)).exists():
                 say(f"making {path}")

@@ -23,7 +23,7 @@ from asterism.errors import DataError, shown
 
 ENGLISH, GERMAN = "Translation-en.xz", "Translation-de.bz2"
 MOST_WORDS = 24
-"""Of a text. Most tokens of a side are below 160, in a BPE of 4,000 pieces."""
+"""Of a text; the longest has fewer than 160 tokens in a BPE of 4,000 pieces."""
 VALIDATED, TESTED = 50, 500
 """Pairs to watch training by, and to score."""
 OPENED: dict[str, Callable[..., IO[str]]] = {".bz2": bz2.open, ".xz": lzma.open}
