@@ -1,4 +1,4 @@
-"""Pairs of Debian's descriptions, and the translation experiment: what is held out, equal cost, findings."""
+"""Pairs of Debian's descriptions, and the experiments on them: what is held out, equal cost, findings."""
 
 import bz2
 import lzma
@@ -12,7 +12,8 @@ from asterism.errors import DataError
 from asterism.patterns import as_schedule
 from asterism.reproduce.data import debian_pairs as debian
 from asterism.reproduce.experiment import Results
-from asterism.reproduce.experiments import translation
+from asterism.reproduce.experiments import sentence_pairs, translation
+from asterism.reproduce.experiments.sentence_pairs import SENTENCE_PAIRS
 from asterism.reproduce.experiments.translation import ENCODERS, TRANSLATION
 from asterism.reproduce.trials import Training
 from asterism.theory import certify
@@ -160,22 +161,23 @@ def test_what_scores_decide(bleu, holds):
     assert TRANSLATION.draw(results).axes
 
 
-def test_sparse_encoders_read_about_as_many_keys():
+@pytest.mark.parametrize("experiment", [translation, sentence_pairs])
+def test_sparse_encoders_read_about_as_many_keys(experiment):
     found = {}
-    for name, text in ENCODERS.items():
+    for name, text in experiment.ENCODERS.items():
         # counted query by query, which asks the rule nothing but single pairs
-        n, patterns = translation.MEASURED, as_schedule(text).patterns
+        n, patterns = experiment.MEASURED, as_schedule(text).patterns
         each = [
             sum(bool(pattern.allows(np.array(q), np.array(k), n, head)) for q in range(n) for k in range(n))
             for pattern in patterns
             for head in range(pattern.heads)
             for _ in range(4 // pattern.heads)
         ]
-        found[name] = translation.keys(name)
+        found[name] = experiment.keys(name)
         assert found[name] == pytest.approx(sum(each) / 4 / len(patterns) / n)
     dense, narrow = found.pop("dense"), found.pop("strided, sequential, narrow")
     assert narrow < 0.7 * found["strided, union"]
-    assert dense == translation.MEASURED
+    assert dense == experiment.MEASURED
     assert max(found.values()) < 1.2 * min(found.values()) < 0.5 * dense
 
 
@@ -184,30 +186,91 @@ def test_encoders_but_random_are_universal():
     assert {name for name, one in found.items() if not one.yun} <= {"random"}
 
 
-def test_a_small_run_is_scored(tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of an experiment with two small files, of which six pairs are scored."""
     monkeypatch.setattr(debian, "TESTED", 6)
     monkeypatch.setattr(debian, "VALIDATED", 2)
-    monkeypatch.setattr(translation, "VOCABULARY", 300)
-    data = tmp_path / "data"
-    data.mkdir()
+    for experiment in (translation, sentence_pairs):
+        monkeypatch.setattr(experiment, "VOCABULARY", 300)
+    (data := tmp_path / "data").mkdir()
     random = np.random.default_rng(0)
     for name, language, opened in (("en.xz", "en", lzma.open), ("de.bz2", "de", bz2.open)):
         with opened(data / f"Translation-{name}", "wt", encoding="utf-8") as file:
             some = [f"{language}{number} {' '.join(random.choice(list('abcdefgh'), 3))}" for number in range(60)]
             file.write("\n".join(stanza(f"p{number}", language, [text]) for number, text in enumerate(some)))
+    return tmp_path
+
+
+def test_a_small_run_is_scored(folder, monkeypatch):
     baseline, *_, trial = TRANSLATION.trials("laptop")
     assert isinstance(trial, Training)
-    assert set(baseline.run(tmp_path)) == {
+    assert set(baseline.run(folder)) == {
         f"{score} of {name}" for score in ("BLEU", "chrF") for name in (translation.COPY, translation.NEAREST)
     }
     short = replace(trial, config=replace(trial.config, steps=2, warmup_steps=1, batch_size=4))
-    figures = short.run(tmp_path)
+    figures = short.run(folder)
     assert 0 <= figures["BLEU"] <= 100 and 0 < figures["chrF"] <= 100
-    assert len(debian.read(data / translation.TEST)) == 6
-    (data / translation.TRAIN).unlink()
+    assert len(debian.read(folder / "data" / translation.TEST)) == 6
+    (folder / "data" / translation.TRAIN).unlink()
     monkeypatch.setattr(debian, "TESTED", 60)
     with refusing(DataError, "too-few-pairs", "124 pairs"):
-        short.run(tmp_path)
+        short.run(folder)
+
+
+def test_every_text_is_there_with_its_translation_and_with_another():
+    pairs = [debian.Pair(f"e{n}", " ".join([f"g{n}"] * (1 + n % 4))) for n in range(11)]
+    found = debian.matches([debian.Pair("first", "g0"), *pairs])  # of two that say g0, the second stays
+    own = dict(pairs)
+    for label in (debian.MATCHING, debian.OTHER):
+        some = [(english, german) for english, german, one in found if one == label]
+        assert [english for english, _ in some] == list(own)  # so no text tells the label by itself
+        assert sorted(german for _, german in some) == sorted(own.values())
+        assert {own[english] == german for english, german in some} == {label == debian.MATCHING}
+    apart = sorted(abs(len(own[english].split()) - len(german.split())) for english, german, _ in found)
+    assert apart[-2] <= 1 and apart[-1] == 3  # only the longest goes with the shortest
+
+
+def test_a_small_judge_is_scored(folder):
+    baseline, *_, trial = SENTENCE_PAIRS.trials("laptop")
+    assert isinstance(trial, Training)
+    short = replace(trial, config=replace(trial.config, steps=2, warmup_steps=1, batch_size=4))
+    assert 0 <= short.run(folder)["accuracy"] <= 1
+    assert (folder / "data" / "matches.test.jsonl").read_text().count("\n") == 12
+    assert 0 <= baseline.run(folder)["accuracy"] <= 1
+
+
+def test_common_words_tell_texts_apart(folder):
+    data = folder / "data"
+    for part, count in (("train", 12), ("test", 4)):
+        debian.write([debian.Pair(f"{part}{n} x", f"y {part}{n}") for n in range(count)], data / f"pairs.{part}.jsonl")
+    assert SENTENCE_PAIRS.trials("laptop")[0].run(folder) == {"accuracy": 1.0}
+
+
+def judged(**right: float) -> Results:
+    """Shares by encoder, all 0.8 but for those that are given with _ for a comma and a space."""
+    shares = {**dict.fromkeys(ENCODERS, 0.8), "shared words": 0.78}
+    shares |= {name.replace("_", ", "): value for name, value in right.items()}
+    return Results([{"trial": name, "seed": 0, "figures": {"accuracy": one}} for name, one in shares.items()])
+
+
+@pytest.mark.parametrize(
+    ("right", "holds"),
+    [
+        ({"random": 0.7, "star": 0.75}, [True, True, True, True]),
+        ({"random": 0.76, "star": 0.75, "dense": 0.9}, [False, True, False, True]),
+        ({"fixed_union": 0.74, "star": 0.75, "dense": 0.77}, [False, False, True, False]),
+        ({"strided_sequential_narrow": 0.5, "random": 0.6, "dense": 0.815}, [True, False, True, True]),
+    ],
+)
+def test_what_judgements_decide(right, holds):
+    results = judged(**right)
+    assert [finding.holds for finding in SENTENCE_PAIRS.findings(results)] == holds
+    assert len(SENTENCE_PAIRS.table(results).rows) == len(sentence_pairs.ENCODERS) + 1
+    assert SENTENCE_PAIRS.draw(results).axes
+    nothing = Results([])
+    assert [finding.holds for finding in SENTENCE_PAIRS.findings(nothing)] == [None] * 4
+    assert SENTENCE_PAIRS.table(nothing).rows[0][2] == "-"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
 from asterism.reproduce.experiments.reviews import REVIEWS
+from asterism.reproduce.experiments.sentence_pairs import SENTENCE_PAIRS
 from asterism.reproduce.experiments.translation import TRANSLATION
 from asterism.reproduce.experiments.turing import TURING
 from asterism.reproduce.papers import PAPERS
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         COPY_TASK,
         LANGUAGE,
         TRANSLATION,
+        SENTENCE_PAIRS,
         REACH,
         PRICE_OF_UNIVERSALITY,
         BUILDING_BLOCKS,

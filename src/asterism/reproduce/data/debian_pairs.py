@@ -26,6 +26,8 @@ MOST_WORDS = 24
 """Of a text; the longest has fewer than 160 tokens in a BPE of 4,000 pieces."""
 VALIDATED, TESTED = 50, 500
 """Pairs to watch training by, and to score."""
+MATCHING, OTHER = "translation", "other"
+"""Labels of texts that say the same, and of texts that do not."""
 OPENED: dict[str, Callable[..., IO[str]]] = {".bz2": bz2.open, ".xz": lzma.open}
 ALIKE = 0.5
 """From which share of common word pairs on texts are nearly one."""
@@ -177,15 +179,48 @@ def write_pairs(path: Path, part: str) -> None:
 
     The two files lie beside `path`. Raises DataError for damaged files, and for files with too few pairs.
     """
-    every = pairs(path.parent / ENGLISH, path.parent / GERMAN, most_words=MOST_WORDS)
+    write(_part(path.parent, part), path)
+
+
+def write_matches(path: Path, part: str) -> None:
+    """Write a part as `write_pairs` does, but as JSONL with `text` and `label`: what matches, and what does not.
+
+    A text is the English and the German one, each in a line. Every text is there twice, once with its translation
+    (MATCHING) and once with another text of about as many words (OTHER), so that only both together tell which it is.
+    """
+    rows = [
+        json.dumps({"text": f"{english}\n{german}", "label": label}, ensure_ascii=False) + "\n"
+        for english, german, label in matches(_part(path.parent, part))
+    ]
+    path.write_text("".join(rows), encoding="utf-8")
+
+
+def matches(pairs: Sequence[Pair]) -> list[tuple[str, str, str]]:
+    """Each English text with its translation, and with the one that follows it in the order of lengths; and the label.
+
+    Of texts with the same translation the last stays. Needs two translations or more.
+    """
+    sources = {pair.target: pair.source for pair in pairs}
+    order = sorted(sources, key=lambda target: len(target.split()))
+    following = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return [
+        (source, text, label)
+        for target, source in sources.items()
+        for text, label in ((target, MATCHING), (following[target], OTHER))
+    ]
+
+
+def _part(folder: Path, part: str) -> list[Pair]:
+    every = pairs(folder / ENGLISH, folder / GERMAN, most_words=MOST_WORDS)
     if len(every) < 2 * (VALIDATED + TESTED):
         raise DataError(
             "too-few-pairs",
             f"{ENGLISH} and {GERMAN} must have {2 * (VALIDATED + TESTED):,} pairs or more, got {len(every):,}",
         )
-    if not (chosen := getattr(split(every, validation=VALIDATED, test=TESTED), part)):
+    chosen: list[Pair] = getattr(split(every, validation=VALIDATED, test=TESTED), part)
+    if len(chosen) < 2:
         raise DataError("no-pairs", f"all pairs of {ENGLISH} and {GERMAN} are near those that are held out")
-    write(chosen, path)
+    return chosen
 
 
 def write(pairs: Iterable[Pair], path: Path) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADS, LAYERS = 4, 4
-UNION_W, OTHERS_W = 5, 20
 LENGTH = 160
 """More tokens than any text has."""
 MEASURED = 25
@@ -32,7 +31,7 @@ MEASURED = 25
 VOCABULARY = 4000
 BLEU, CHRF = "BLEU", "chrF"
 COPY, NEAREST = "copy of the source", "translation of the nearest source"
-UNIONS = ("strided, union", "fixed, union")
+UNIONS, NARROW = ("strided, union", "fixed, union"), "strided, sequential, narrow"
 SOURCES = tuple(
     Source(name, f"the descriptions of Debian 12's packages in {language}, from dists/bookworm/main/i18n of a mirror")
     for name, language in ((ENGLISH, "English"), (GERMAN, "German"))
@@ -40,19 +39,24 @@ SOURCES = tuple(
 TRAIN, VALIDATION, TEST = (f"pairs.{part}.jsonl" for part in ("train", "validation", "test"))
 
 
-def _encoders() -> dict[str, str]:
+def encoders(union: int, others: int, near: int, random: int) -> dict[str, str]:
+    """Dense attention and the patterns of the paper, by name.
+
+    `union` and `others` are the w of strided and fixed in that form and in the others, `near` the tokens that star
+    reads on either side, `random` the keys of each token.
+    """
     found = {"dense": "dense()"}
     for name, make in (("strided", yun_strided), ("fixed", yun_fixed)):
-        one, other = map(str, make(OTHERS_W).parts)
-        found[f"{name}, union"] = str(make(UNION_W))
+        one, other = map(str, make(others).parts)
+        found[f"{name}, union"] = str(make(union))
         found[f"{name}, multihead"] = f"split_heads({one}, {other}, heads={HEADS})"
         found[f"{name}, sequential"] = f"interleave({one}, {other})"
-    one, other = map(str, yun_strided(UNION_W).parts)
-    found["strided, sequential, narrow"] = f"interleave({one}, {other})"
-    return found | {"star": "yun_star() | window(left=3, right=3)", "random": "yun_random(8)"}
+    one, other = map(str, yun_strided(union).parts)
+    found[NARROW] = f"interleave({one}, {other})"
+    return found | {"star": f"yun_star() | window(left={near}, right={near})", "random": f"yun_random({random})"}
 
 
-ENCODERS = _encoders()
+ENCODERS = encoders(union=5, others=20, near=3, random=8)
 
 
 def trials(scale: Scale) -> Sequence[Trial]:
@@ -174,7 +178,7 @@ def table(results: Results) -> Table:
 def findings(results: Results) -> Sequence[Finding]:
     """What is known of the curves of the paper, and a check of ours."""
     bleu = {name: results.mean(name, BLEU) for name in ENCODERS}
-    sparse = {name: bleu[name] for name in ENCODERS if name not in ("dense", "strided, sequential, narrow")}
+    sparse = {name: bleu[name] for name in ENCODERS if name not in ("dense", NARROW)}
     plain = {_of(BLEU, name): results.mean("no model", _of(BLEU, name)) for name in (COPY, NEAREST)}
     return [
         decided(
