@@ -29,7 +29,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 
 # A test that hangs for ten minutes ends the run and says where it stood; a worker started anew would get it again.
 NO_HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 0
 
-.PHONY: help train test quick test-slow test-lowest test-newest bench readers qmsum rfc-summaries promoters embeddings digits translation copying cifar devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest test-newest bench readers qmsum rfc-summaries gene-starts embeddings digits copying cifar devices-check common-tests gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -72,9 +72,9 @@ readers: $(STAMP)  ## The same tasks by each reader, one after the other, into b
 qmsum: $(STAMP)  ## Questions about meetings by each reader, DATA=qmsum.jsonl.xz, into benchmarks/results (40 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/qmsum.py $(DATA) runs/qmsum benchmarks/results/qmsum.json
 
-promoters: $(STAMP)  ## Promoters and gene starts by ours and a convolutional net, DATA=FOLDER, into benchmarks/results (20 minutes on one core)
+gene-starts: $(STAMP)  ## Starts of genes by ours and a convolutional net, DATA=FOLDER, into benchmarks/results (ten minutes on one core)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[genomics]"
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/promoters.py $(DATA) runs/promoters benchmarks/results/promoters.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gene_starts.py $(DATA) runs/gene-starts benchmarks/results/gene_starts.json
 
 rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (25 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json
@@ -85,10 +85,6 @@ embeddings: .venv-weights  ## Search RFCs by a long MiniLM, cut texts, windows a
 
 digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, into benchmarks/results (forty minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/digits.py $(DATA) runs/digits benchmarks/results/digits.json
-
-translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
-	$(BIN)/python benchmarks/translation.py runs/translation benchmarks/results/translation.json \
-		--english $(ENGLISH) --german $(GERMAN)
 
 copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchmarks/results (six minutes)
 	$(BIN)/python benchmarks/copying.py runs/copying benchmarks/results/copying.json

@@ -3,8 +3,9 @@
     python benchmarks/embeddings.py rfc-sample.jsonl.xz MINILM runs/embeddings benchmarks/results/embeddings.json
     python benchmarks/embeddings.py --report benchmarks/results/embeddings.json
 
-The data file has an RFC in each line; `rfc.py` cleans it. MINILM is the folder of a BERT for SentenceTransformers with
-512 positions, such as all-MiniLM-L6-v2. `import_checkpoint` extends it to 4,096. Nothing is trained.
+The data file has an RFC in each line; `asterism/reproduce/data/rfcs.py` cleans it. MINILM is the folder of a BERT for
+SentenceTransformers with 512 positions, such as all-MiniLM-L6-v2. `import_checkpoint` extends it to 4,096. Nothing is
+trained.
 
 Every document is the beginning of a body, `DOCUMENT` tokens, without title and abstract. Three kinds of questions have
 one right document each: its title, its abstract, and sentences from between its tokens `DEEP`. Those sentences are
@@ -27,12 +28,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from rfc import document_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig, AsterismModel, import_checkpoint
+from asterism.reproduce.data.rfcs import document_of
 from asterism.system import sha256_of
 from asterism.training.objectives.gap_sentences import sentences_of
 from asterism.training.readers.bm25 import bm25

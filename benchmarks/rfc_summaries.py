@@ -24,23 +24,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from extractive import best_count
-from rfc import BASELINES, oracle, read, write_splits
-from rouge_score.rouge_scorer import RougeScorer
+from rfc import BASELINES, oracle, write_splits
 from stages import ask_counted, do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
-from asterism.shape import ModelConfig
-from asterism.training import FineTuneConfig, RunConfig, open_run, recipe
+from asterism.reproduce.data.rfcs import best_count, read, rouge1, write
+from asterism.reproduce.experiments import summaries
+from asterism.training import FineTuneConfig, RunConfig, open_run
 from asterism.training.tasks.scores.texts import ROUGE, rouge
 
 LONG, SHORT = 4096, 512
-LONGEST = 65_536
-"""Tokens of the longest document that whole() is asked to read; rotary positions do not end."""
-PRETRAINING_CHARACTERS = 16_000
-"""Of each training text: more would not be reached, and take long to cut into tokens."""
-CHECKED = 40
-"""Validation documents that a run scores itself on."""
 PARTS = 8
 """Rows that are read at once of documents of many, which are those of iterated()."""
 RUNS = {"long": LONG, "short": SHORT, "short-steps": SHORT}
@@ -93,10 +86,8 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _write_pretraining(data: Path) -> None:
     """What is read without abstracts, the beginnings of the training texts; and what a run scores itself on."""
-    texts = ({"text": row["document"][:PRETRAINING_CHARACTERS]} for row in read(data / "train.jsonl"))
-    (data / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
-    checked = islice(read(data / "validation.jsonl"), CHECKED)
-    (data / "checked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in checked))
+    summaries.write_beginnings(data / "text.jsonl", data / "train.jsonl")
+    write(data / "checked.jsonl", islice(read(data / "validation.jsonl"), summaries.CHECKED_COUNT))
 
 
 # --- one stage, in a process of its own -----------------------------------------------------------------------------
@@ -120,29 +111,12 @@ def pretraining(name: str, arguments: argparse.Namespace) -> RunConfig:
     A small model sees sooner in scraps that what it is to write stands before it; biases by distance, which any length
     has, let it see what stands behind a word.
     """
-    base = recipe("gap-sentences-tiny")
-    first = name == "scraps"
-    model = replace(
-        base.model,
-        mixers="bigbird(block=32, random=2)",
-        position_type="buckets",
-        max_position_embeddings=LONGEST,
-        hidden_size=128,
-        num_attention_heads=2,
-        num_hidden_layers=2,
-    )
-    begun = {"model": model, "tokenizer": "bpe:8000"} if first else {"model": ModelConfig(), "tokenizer": "bytes"}
+    first = name == summaries.SCRAPS
+    config = summaries.scraps(arguments.scraps_steps) if first else summaries.pretraining(arguments.pretraining_steps)
     return replace(
-        base,
-        **begun,
-        init_from=None if first else str(arguments.folder / "scraps"),
+        config,
+        init_from=None if first else str(arguments.folder / summaries.SCRAPS),
         data=str(arguments.folder / "data" / "text.jsonl"),
-        kept_sentences=0.8 if first else 0.5,
-        context=64 if first else 512,
-        batch_size=32 if first else 4,
-        learning_rate=6e-3 if first else 3e-3,
-        minutes=None,
-        steps=arguments.scraps_steps if first else arguments.pretraining_steps,
         evaluation_every=10_000,
         checkpoint_every=100,
         dtype="bfloat16",
@@ -153,24 +127,12 @@ def pretraining(name: str, arguments: argparse.Namespace) -> RunConfig:
 def fine_tuning(name: str, arguments: argparse.Namespace) -> FineTuneConfig:
     """The pretrained model on the abstracts, by a reader of so many tokens."""
     data, steps = arguments.folder / "data", arguments.short_steps if name == "short" else arguments.steps
-    return FineTuneConfig(
-        task="summarize",
-        model=str(arguments.folder / "pretrained"),
+    return replace(
+        summaries.fine_tuning(RUNS[name], steps),
+        model=str(arguments.folder / summaries.PRETRAINED),
         data=str(data / "train.jsonl"),
         validation=str(data / "checked.jsonl"),
-        reader=f"cut(length={RUNS[name]})",
-        target_length=192,
         num_beams=arguments.beams,
-        no_repeat_ngram_size=3,
-        batch_size=4,
-        steps=steps,
-        epochs=1000.0,
-        optimizer="muon",
-        learning_rate=2e-3,
-        warmup_steps=30,
-        weight_decay=0.1,
-        evaluation_every=steps,
-        evaluation_examples=10,
         checkpoint_every=50,
         dtype="bfloat16",
         seed=arguments.seed,
@@ -242,14 +204,7 @@ def _baselines(data: Path, asked: int) -> list[dict[str, Any]]:
 
 
 def _best_count(say: Callable[[str, int], str], rows: Sequence[Mapping[str, str]]) -> int:
-    wanted = [row["summary"] for row in rows]
-    return best_count(lambda count: _first_rouge([say(row["document"], count) for row in rows], wanted))
-
-
-def _first_rouge(said: Sequence[str], wanted: Sequence[str]) -> float:
-    """ROUGE-1, which takes a tenth of the time of them all."""
-    scorer: Any = RougeScorer(["rouge1"], use_stemmer=True)
-    return fmean(scorer.score(there, one)["rouge1"].fmeasure for one, there in zip(said, wanted, strict=True))
+    return best_count(lambda count: fmean(rouge1(say(row["document"], count), row["summary"]) for row in rows))
 
 
 def _row(name: str, sentences: int | None, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def script(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["copying", "qmsum", "readers", "selection", "translation"])
+@pytest.mark.parametrize("name", ["copying", "qmsum", "readers", "selection"])
 def test_the_scripts_find_what_they_take_of_the_library(script, name):
     assert callable(script(name).main)
 

@@ -236,6 +236,15 @@ def test_more_seeds_are_added_to_those_that_are_there(tmp_path):
         reproduce(trials, "laptop", tmp_path / "made", seeds=0)
 
 
+def test_seeds_that_the_scale_has_are_its_own(tmp_path):
+    log: list[str] = []
+    net = [Baseline(name="net", seed=seed, measure=lambda data: {"score": 1.0}, given={}) for seed in range(2)]
+    trials = made_up(net[0], Asked("one", 0, log), net[1], Asked("other", 1, log))
+    for seeds, expected in ((1, ["net-0", "one-0"]), (3, ["net-0", "one-0", "net-1", "other-1", "one-2"])):
+        rows = reproduce(trials, "laptop", tmp_path / "made", seeds=seeds)["rows"]
+        assert [f"{row['trial']}-{row['seed']}" for row in rows] == expected
+
+
 def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):
     log: list[str] = []
     trials = [Asked("one", 0, log), Asked("three", 0, log)]

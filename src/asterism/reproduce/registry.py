@@ -20,10 +20,12 @@ from asterism.reproduce.experiments.lra_text import LRA_TEXT
 from asterism.reproduce.experiments.mlm_length import CONTEXT_MLM
 from asterism.reproduce.experiments.persistent import PERSISTENT
 from asterism.reproduce.experiments.price import PRICE_OF_UNIVERSALITY
+from asterism.reproduce.experiments.promoters import PROMOTERS
 from asterism.reproduce.experiments.reach import REACH
 from asterism.reproduce.experiments.recall import RECALL
 from asterism.reproduce.experiments.reviews import REVIEWS
 from asterism.reproduce.experiments.sentence_pairs import SENTENCE_PAIRS
+from asterism.reproduce.experiments.summaries import SUMMARIES
 from asterism.reproduce.experiments.translation import TRANSLATION
 from asterism.reproduce.experiments.turing import TURING
 from asterism.reproduce.papers import PAPERS
@@ -45,7 +47,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         CONTEXT_MLM,
         LONG_DOCUMENTS,
         REVIEWS,
+        SUMMARIES,
         GENOMICS,
+        PROMOTERS,
         TURING,
         FURTHEST,
         FNET,

@@ -75,18 +75,22 @@ def reproduce(
 
 
 def _with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
-    """The trials with so many seeds each; baselines are the same for every seed."""
+    """The trials with so many seeds each: those of the scale, then more of its first, without the baselines."""
     if seeds is None:
         return trials
     if seeds < 1:
         raise ConfigurationError("reproduce-seeds", f"seeds: must be at least 1, got {seeds}")
-    first = [trial for trial in trials if trial.seed == trials[0].seed]
+    own = {trial.seed: [one for one in trials if one.seed == trial.seed] for trial in trials}
+    first = own[trials[0].seed]
     return [
-        replace(trial, seed=trial.seed + more)  # type: ignore[type-var]  # every kind of trial is a dataclass
-        for more in range(seeds)
-        for trial in first
-        if not more or not isinstance(trial, Baseline)
+        trial
+        for more in range(first[0].seed, first[0].seed + seeds)
+        for trial in own.get(more, [_with_seed(one, more) for one in first if not isinstance(one, Baseline)])
     ]
+
+
+def _with_seed(trial: Trial, seed: int) -> Trial:
+    return replace(trial, seed=seed)  # type: ignore[type-var]  # every kind of trial is a dataclass
 
 
 def _take(source: Source, experiment: Experiment, path: Path, data: Path | None, *, is_read: bool) -> None:

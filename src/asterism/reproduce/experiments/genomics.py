@@ -192,6 +192,7 @@ GENOMICS = Experiment(
     caveats=(
         "The paper learns the human genome, which has long repeats; bacteria have few. Masked bits see both sides, so"
         " they are comparable with each other, not with those of compressors.",
-        "Promoters (Table 6) and chromatin (Table 7) are in [Genomes](../genomes.md).",
+        "Promoters (Table 6) are an experiment of their own. Chromatin (Table 7) was not measured: its data is not at"
+        " hand.",
     ),
 )
