@@ -191,8 +191,7 @@ def folder(tmp_path, monkeypatch):
     """A folder of an experiment with two small files, of which six pairs are scored."""
     monkeypatch.setattr(debian, "TESTED", 6)
     monkeypatch.setattr(debian, "VALIDATED", 2)
-    for experiment in (translation, sentence_pairs):
-        monkeypatch.setattr(experiment, "VOCABULARY", 300)
+    monkeypatch.setattr(translation, "VOCABULARY", 300)
     (data := tmp_path / "data").mkdir()
     random = np.random.default_rng(0)
     for name, language, opened in (("en.xz", "en", lzma.open), ("de.bz2", "de", bz2.open)):

@@ -14,22 +14,28 @@ import numpy as np
 
 from asterism.reproduce.data.debian_pairs import MATCHING, Pair, matches, read, words_of, write_matches, write_pairs
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, Trial, decided
-from asterism.reproduce.experiments.translation import NARROW, SOURCES, UNIONS, encoders
+from asterism.reproduce.experiments.translation import (
+    LAYERS,
+    NARROW,
+    SOURCES,
+    UNIONS,
+    VOCABULARY,
+    encoders,
+    fine_tuning,
+    write_model,
+)
 from asterism.reproduce.plots import draw_points
 from asterism.reproduce.trials import DATA, Baseline, Training, made
 from asterism.search.budget import keys_read
 from asterism.training.recipes import recipe
-from asterism.training.settings.configuration import FineTuneConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HEADS, LAYERS = 4, 4
 LENGTH = 128
 """As in the paper; one pair of 500 is longer, and cut."""
 MEASURED = 51
 """Tokens of a pair for which keys are counted: a token of the pairs stands in one of 51, in the mean."""
-VOCABULARY = 4000
 ENCODERS = encoders(union=7, others=30, near=6, random=13)
 RIGHT, SHARED = "accuracy", "shared words"
 
@@ -46,24 +52,14 @@ def _training(name: str, seed: int, steps: int) -> Training:
     return Training(
         name=name,
         seed=seed,
-        config=FineTuneConfig(
+        config=fine_tuning(
+            name,
+            steps,
             task="classify",
-            model=f"model-{name.replace(', ', '-')}",
-            from_scratch=True,
             data="matches.train.jsonl",
             validation="matches.validation.jsonl",
             length=LENGTH,
             pooling="mean",
-            group_by_length=True,
-            batch_size=64,
-            epochs=1000.0,
-            steps=steps,
-            optimizer="muon",
-            learning_rate=3e-3,
-            warmup_steps=50,
-            dtype="float32",
-            evaluation_every=steps,
-            checkpoint_every=200,
         ),
         files={
             "data": partial(write_matches, part="train"),
@@ -76,24 +72,7 @@ def _training(name: str, seed: int, steps: int) -> Training:
 
 
 def _write_model(path: Path, mixers: str) -> None:
-    """Write the architecture that a run gives new weights, with a tokenizer of the texts to learn from."""
-    from asterism.models import AsterismConfig
-    from asterism.training.data.corpora.tokenization import make_tokenizer
-
-    texts = [text for pair in _pairs(path.parent, "train") for text in pair]
-    tokenizer = make_tokenizer(f"bpe:{VOCABULARY}", texts, LENGTH)
-    tokenizer.save_pretrained(path)
-    AsterismConfig(
-        mixers=mixers,
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        position_type="rotary",
-        max_position_embeddings=LENGTH,
-        initializer_gain=0.354,
-        pad_token_id=tokenizer.pad_token_id,
-    ).save_pretrained(path)
+    write_model(path, _pairs(path.parent, "train"), mixers, LENGTH)
 
 
 def _pairs(data: Path, part: str) -> list[Pair]:

@@ -8,11 +8,11 @@ greater w; "narrow" is sequential with the w of union, and tells what is due to 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asterism.patterns import yun_fixed, yun_strided
 from asterism.presence import require_package
-from asterism.reproduce.data.debian_pairs import ENGLISH, GERMAN, read, write_pairs
+from asterism.reproduce.data.debian_pairs import ENGLISH, GERMAN, Pair, read, write_pairs
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Source, Table, Trial, decided
 from asterism.reproduce.plots import draw_points
 from asterism.reproduce.trials import DATA, Baseline, Training, made
@@ -72,24 +72,8 @@ def _training(name: str, seed: int, steps: int) -> Training:
     return Training(
         name=name,
         seed=seed,
-        config=FineTuneConfig(
-            task="translate",
-            model=f"model-{name.replace(', ', '-')}",
-            from_scratch=True,
-            data=TRAIN,
-            validation=VALIDATION,
-            length=LENGTH,
-            target_length=LENGTH,
-            group_by_length=True,
-            batch_size=64,
-            epochs=1000.0,
-            steps=steps,
-            optimizer="muon",
-            learning_rate=3e-3,
-            warmup_steps=50,
-            dtype="float32",
-            evaluation_every=steps,
-            checkpoint_every=200,
+        config=fine_tuning(
+            name, steps, task="translate", data=TRAIN, validation=VALIDATION, length=LENGTH, target_length=LENGTH
         ),
         files={
             "data": partial(write_pairs, part="train"),
@@ -101,30 +85,58 @@ def _training(name: str, seed: int, steps: int) -> Training:
     )
 
 
+def fine_tuning(name: str, steps: int, **settings: Any) -> FineTuneConfig:
+    """A run that gives the model of an encoder new weights, and trains it on batches of 64 pairs."""
+    return FineTuneConfig(
+        model=f"model-{name.replace(', ', '-')}",
+        from_scratch=True,
+        group_by_length=True,
+        batch_size=64,
+        epochs=1000.0,
+        steps=steps,
+        optimizer="muon",
+        learning_rate=3e-3,
+        warmup_steps=50,
+        dtype="float32",
+        evaluation_every=steps,
+        checkpoint_every=200,
+        **settings,
+    )
+
+
 def _write_model(path: Path, mixers: str) -> None:
-    """Write the architecture that a run gives new weights, with a tokenizer of the texts to learn from."""
+    write_model(
+        path,
+        read(path.parent / TRAIN),
+        mixers,
+        LENGTH,
+        decoder_mixers="causal()",
+        num_decoder_layers=2,
+        hidden_act="gelu",
+        tie_word_embeddings=True,
+    )
+
+
+def write_model(path: Path, pairs: Sequence[Pair], mixers: str, length: int, **shape: Any) -> None:
+    """Write the architecture that a run gives new weights, with a tokenizer of the pairs to learn from."""
     from asterism.models import AsterismConfig
     from asterism.training.data.corpora.tokenization import make_tokenizer
 
-    texts = [text for pair in read(path.parent / TRAIN) for text in pair]
-    tokenizer = make_tokenizer(f"bpe:{VOCABULARY}", texts, LENGTH)
+    tokenizer = make_tokenizer(f"bpe:{VOCABULARY}", [text for pair in pairs for text in pair], length)
     tokenizer.save_pretrained(path)
     AsterismConfig(
         mixers=mixers,
-        decoder_mixers="causal()",
         vocab_size=len(tokenizer),
         hidden_size=128,
         num_hidden_layers=LAYERS,
-        num_decoder_layers=2,
         num_attention_heads=HEADS,
         position_type="rotary",
-        max_position_embeddings=LENGTH,
-        hidden_act="gelu",
+        max_position_embeddings=length,
         initializer_gain=0.354,
-        tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.sep_token_id,
         decoder_start_token_id=tokenizer.cls_token_id,
+        **shape,
     ).save_pretrained(path)
 
 
