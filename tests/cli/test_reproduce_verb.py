@@ -22,6 +22,7 @@ def test_an_experiment_runs_to_its_page_and_is_not_run_again(run, tmp_path):
 def test_the_list_says_what_was_found(run):
     listed = run("reproduce", "--list").out
     assert "turing" in listed and "3 of 3 claims hold, 20" in listed
+    assert "0 of 4 of ours, 20" in listed and " claims hold, 1 of 1 of ours, 20" in listed
     experiments = json.loads(run("reproduce", "--list", "--json").out)["experiments"]
     assert {"copy-task", "reach", "recall", "turing"} <= {one["name"] for one in experiments}
 
@@ -31,6 +32,10 @@ def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
     assert "strided, union, 4 layers" in run("reproduce", "copy-task", "--scale", "paper", "--dry-run").out
     costs = json.loads(run("reproduce", "copy-task", "--dry-run", "--json").out)["costs"]
     assert len(costs) == 32 and all(cost["flops"] > 0 for cost in costs)
+    counted = run("reproduce", "long-documents", "--dry-run").out
+    assert counted.endswith("Fine-tuning is not counted.\n")
+    one, other = (line.split()[1] for line in run("reproduce", "summaries", "--dry-run").out.splitlines()[1:3])
+    assert one == other == "2.0M"  # a run that starts from another has its model, with its tokenizer
     assert not list(tmp_path.iterdir())
 
 
@@ -42,6 +47,7 @@ def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
         ("turing --scale paper", 2, "turing runs at scale laptop, not paper"),
         ("bigbird", 2, "That paper has building-blocks, context-mlm"),
         ("lra-text", 3, "imdb-train.jsonl.xz"),
+        ("turing --data nosuch", 3, "there is no folder 'nosuch'"),
         ("turing --jobs 0", 2, "jobs: must be at least 1, got 0"),
         ("turing --scale desktop", 2, "invalid choice: 'desktop'"),
         ("turing --output file", 4, "file"),

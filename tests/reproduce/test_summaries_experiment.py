@@ -104,7 +104,7 @@ def test_documents_are_chosen_by_their_words(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "seen"),
     [
-        ([1], "list"),
+        ([1], "[1] has no id"),
         ({"id": "rfc1", "title": "T", "text": "..."}, "abstract"),
         (row(title=7), "title must be text, got 7"),
         (row(text="half of a pair: \ud800"), "surrogates"),

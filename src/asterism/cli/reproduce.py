@@ -15,7 +15,7 @@ from asterism.cli.output import say
 from asterism.cli.parser import Parser, print_json
 from asterism.cli.waiting import waiting
 from asterism.presence import require_package
-from asterism.reproduce.experiment import SCALES, Experiment, Scale, Table, verdict
+from asterism.reproduce.experiment import OURS, SCALES, Experiment, Scale, Table, verdict
 
 
 def run(argv: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ def _reproduce(one: Experiment, arguments: Namespace) -> None:
     try:
         record = reproduce(one, scale, folder, arguments.data, arguments.seeds, arguments.jobs, say)
     except KeyboardInterrupt:
-        say("the same command goes on")
+        say("stopped; give the same command again to go on")
         raise
     results = results_of(record)
     findings = one.findings(results)
@@ -91,15 +91,21 @@ def _print_list(as_json: bool) -> None:
 
 
 def _state(row: dict[str, Any]) -> str:
-    """How many claims hold, and when that was seen."""
+    """How many claims of the paper hold and how many of ours, and when that was seen."""
     if row["date"] is None:
         return "no kept record"
-    holds = sum(word == verdict(True) for word in row["claims"].values())
-    return f"{holds} of {len(row['claims'])} claims hold, {row['date']}"
+    ours = {claim: word for claim, word in row["claims"].items() if claim.startswith(OURS)}
+    theirs = [word for claim, word in row["claims"].items() if claim not in ours]
+    said = [f"{_held(theirs)} claims hold"] if theirs else []
+    return ", ".join([*said, *([f"{_held([*ours.values()])} of ours"] if ours else []), row["date"]])
+
+
+def _held(verdicts: Sequence[str]) -> str:
+    return f"{verdicts.count(verdict(True))} of {len(verdicts)}"
 
 
 def _print_costs(one: Experiment, scale: Scale, as_json: bool) -> None:
-    from asterism.reproduce.costs import cost_table, costs
+    from asterism.reproduce.costs import cost_table, costs, is_fine_tuned
 
     with waiting("counting operations and memory"):
         found = costs(one, scale)
@@ -107,6 +113,8 @@ def _print_costs(one: Experiment, scale: Scale, as_json: bool) -> None:
         print_json({"experiment": one.name, "costs": [vars(cost) for cost in found]})
     else:
         print(cost_table(found, scale).aligned())
+        if is_fine_tuned(one):
+            print("Fine-tuning is not counted.")
 
 
 def _parser() -> Parser:

@@ -6,7 +6,7 @@ from asterism.errors import ConfigurationError
 from asterism.memory import amount
 from asterism.reproduce.experiment import Experiment, Scale, Table, require_scale
 from asterism.reproduce.trials import Training
-from asterism.training.settings.configuration import RunConfig
+from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
 GPU, RATE = "one H200", 4e14
 """FLOP/s in training: 40% of the 989 TFLOP/s of dense bfloat16 products that NVIDIA gives for Hopper."""
@@ -40,7 +40,14 @@ def costs(experiment: Experiment, scale: Scale) -> list[Cost]:
     for one in experiment.trials(scale):
         if isinstance(one, Training) and isinstance(one.config, RunConfig):
             trained[one.name] = (
-                one.config if one.start is None else replace(one.config, init_from=None, model=trained[one.start].model)
+                one.config
+                if one.start is None
+                else replace(
+                    one.config,
+                    init_from=None,
+                    model=trained[one.start].model,
+                    tokenizer=trained[one.start].tokenizer,
+                )
             )
     if not trained:
         raise ConfigurationError(
@@ -58,6 +65,12 @@ def _cost(name: str, config: RunConfig, published: float | None, scale: Scale) -
     flops, step = float(found.flops_per_step) * found.steps, found.seconds_per_step
     here = None if step is None else step * found.steps
     return Cost(name, found.parameters, published, flops, found.memory, here if scale == "laptop" else flops / RATE)
+
+
+def is_fine_tuned(experiment: Experiment) -> bool:
+    """Whether an experiment has runs of fine-tuning, which are not counted."""
+    trials = experiment.trials(next(iter(experiment.setting)))
+    return any(isinstance(one, Training) and isinstance(one.config, FineTuneConfig) for one in trials)
 
 
 def cost_table(found: list[Cost], scale: Scale) -> Table:

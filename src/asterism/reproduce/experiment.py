@@ -26,6 +26,9 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 
 Figures = Mapping[str, float]
 
+OURS = "ours: "
+"""How claims begin that are not the paper's."""
+
 
 class Trial(ABC):
     """One measurement of an experiment, which a record holds once it is made.

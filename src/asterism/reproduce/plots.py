@@ -32,8 +32,9 @@ def draw_points(
         for axes in paper:
             if name in published:
                 axes.plot([published[name]], [row], "D", color=f"C{row}")
-    here.set(title="here", xlabel=label, yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    here.set(xlabel=label, yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     for axes in paper:
+        here.set(title="here")
         axes.set(title="in the paper", xlabel=label)
     for axes in (here, *paper):
         axes.grid(alpha=0.3)

@@ -49,6 +49,8 @@ def reproduce(
     require_scale(experiment, scale)
     if jobs < 1:
         raise ConfigurationError("reproduce-jobs", f"jobs: must be at least 1, got {jobs}")
+    if data is not None and not os.path.isdir(data):  # noqa: PTH112  # false of what can be no name of a folder
+        raise DataError("reproduce-data-folder", f"data: there is no folder {shown(str(data))}")
     trials = _with_seeds(experiment.trials(scale), seeds)
     with undisturbed(), locked(folder):
         remove_leftovers(folder)

@@ -203,7 +203,10 @@ def rfcs(source: Path) -> Iterator[dict[str, str]]:
 
 def _rfc(entry: Any) -> dict[str, str]:
     """Its fields, with "" for no abstract. Raises ValueError and others for an entry that is not an RFC."""
-    found = {name: entry[name] for name in ("id", "title", "abstract", "text")}
+    names = ("id", "title", "abstract", "text")
+    if missing := [name for name in names if name not in entry]:
+        raise ValueError(f"{shown(entry)} has no {missing[0]}")
+    found = {name: entry[name] for name in names}
     found["abstract"] = "" if found["abstract"] is None else found["abstract"]
     for name, value in found.items():
         if not isinstance(value, str):

@@ -240,19 +240,19 @@ def findings(task: Arena, results: Results) -> Sequence[Finding]:
             for width in (17, 65)
         ),
         decided(
-            f"no window is more than {100 * NOISE:.0f} points better than dense attention",
+            f"ours: no window is more than {100 * NOISE:.0f} points better than dense attention",
             right,
             lambda of: of["dense"] >= max(of.values()) - NOISE,
             "Dense {dense:.1%}, windows " + ", ".join(f"{{window of {width}:.1%}}" for width in WIDTHS) + ".",
         ),
         decided(
-            f"near tokens help: a window of 17 is more than {100 * NOISE:.0f} points better than a window of 1",
+            f"ours: near tokens help: a window of 17 is more than {100 * NOISE:.0f} points better than a window of 1",
             {name: right[name] for name in ("window of 17", "window of 1")},
             lambda of: of["window of 17"] > of["window of 1"] + NOISE,
             "{window of 17:.1%} and {window of 1:.1%}.",
         ),
         decided(
-            f"dense attention is better than {simple}",
+            f"ours: dense attention is better than {simple}",
             {"dense": dense, "simple": results.mean(simple, "accuracy")},
             lambda of: of["dense"] > of["simple"],
             "{dense:.1%} and {simple:.1%}.",
@@ -263,7 +263,8 @@ def findings(task: Arena, results: Results) -> Sequence[Finding]:
 def _keeps(width: int, values: Mapping[str, float | None]) -> Finding:
     """Whether a window has most of what dense attention has above the most frequent class."""
     return decided(
-        f"a window of {width} keeps at least {KEPT:.0%} of the gain of dense attention over the most frequent class",
+        f"ours: a window of {width} keeps at least {KEPT:.0%} of the gain of dense attention over the most frequent"
+        " class",
         values,
         lambda of: of["near"] - of["base"] >= KEPT * of["a gain of dense attention"],
         "The window has {near:.1%}, the most frequent class {base:.1%}. Dense attention gains"

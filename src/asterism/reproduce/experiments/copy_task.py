@@ -144,7 +144,7 @@ def _score(folder: Path) -> Figures:
 
 def table(results: Results) -> Table:
     """Percent right, ours and the paper's, by depth."""
-    headings = ["pattern", *(f"{depth} layer{'s' * (depth > 1)}: here (paper)" for depth in DEPTHS)]
+    headings = ["percent right", *(f"{depth} layer{'s' * (depth > 1)}: here (paper)" for depth in DEPTHS)]
     return Table(
         headings,
         [

@@ -72,7 +72,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "Minutes: BERT {BERT:.1f}, hybrid {hybrid:.1f}, FNet {FNet:.1f}.",
         ),
         decided(
-            "all learn more than how frequent tokens are",
+            "ours: all learn more than how frequent tokens are",
             {**loss, "frequencies": words},
             lambda of: max(of[name] for name in MODELS) < of["frequencies"],
             "Frequencies alone give {frequencies:.2f} nats.",

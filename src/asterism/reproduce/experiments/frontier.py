@@ -101,13 +101,14 @@ def findings(results: Results) -> Sequence[Finding]:
     fixed = [name for family, name in quarter.items() if family != "selected"]
     return [
         decided(
-            "on text, a quarter of dense attention's operations costs less than one in fifty bits, by the best pattern",
+            "ours: on text, a quarter of dense attention's operations costs less than one in fifty bits, by the best"
+            " pattern",
             bits,
             lambda of: min(of[name] for name in quarter.values()) < 1.02 * of[DENSE],
             f"The best of a quarter {_best(bits, quarter.values(), least=True)}; dense {{dense:.3f}} bits per byte.",
         ),
         decided(
-            "on text, a window alone is within one in fifty bits of the best pattern of each budget",
+            "ours: on text, a window alone is within one in fifty bits of the best pattern of each budget",
             bits,
             lambda of: all(
                 of[_name("window", budget)] < 1.02 * min(of[_name(family, budget)] for family in FAMILIES)
@@ -116,7 +117,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "Window {window, flops=25%:.3f} and {window, flops=50%:.3f} bits per byte.",
         ),
         decided(
-            "on recall, keys chosen by content are the best of each budget",
+            "ours: on recall, keys chosen by content are the best of each budget",
             right,
             lambda of: all(
                 max(FAMILIES, key=lambda family: of[_name(family, budget)]) == "selected" for budget in BUDGETS
@@ -125,7 +126,7 @@ def findings(results: Results) -> Sequence[Finding]:
             f" at a quarter {_best(right, fixed, least=False)}.",
         ),
         decided(
-            "on recall, no pattern of half the operations comes near dense attention (0.9 of its answers)",
+            "ours: on recall, no pattern of half the operations comes near dense attention (0.9 of its answers)",
             right,
             lambda of: max(of[_name(family, BUDGETS[1])] for family in FAMILIES) < 0.9 * of[DENSE],
             "Dense {dense:.2f}.",

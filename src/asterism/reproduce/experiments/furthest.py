@@ -139,20 +139,20 @@ def findings(results: Results) -> Sequence[Finding]:
     }  # fmt: skip
     return [
         decided(
-            "one full layer finds the furthest vector",
+            "ours: one full layer finds the furthest vector",
             accuracies([("full", 1)], TOKENS),
             lambda of: min(of.values()) > 0.99,
             "Solved with 64 tokens: {full, 1 layer, 64 tokens:.1%}.",
         ),
         decided(
-            "few layers of sparse attention do not, with 64 tokens",
+            "ours: few layers of sparse attention do not, with 64 tokens",
             accuracies(sparse, TOKENS[-1:]),
             lambda of: max(of.values()) < 0.1,
             "With four layers: star {star-transformer, 4 layers, 64 tokens:.1%}, window"
             " {window, 4 layers, 64 tokens:.1%}, BigBird {BigBird, 4 layers, 64 tokens:.1%}.",
         ),
         decided(
-            "no model solves more tokens than have their furthest vector in reach",
+            "ours: no model solves more tokens than have their furthest vector in reach",
             over,
             lambda of: max(of.values()) <= 0,
             f"{len(over)} models, with three standard errors.",

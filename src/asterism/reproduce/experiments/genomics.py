@@ -147,13 +147,13 @@ def findings(results: Results) -> Sequence[Finding]:
             "{masked, 512 tokens:.4f} and {masked, 4,096 tokens:.4f} bits per base.",
         ),
         decided(
-            "each base from those before it is predicted better at 4,096 than at 512",
+            "ours: each base from those before it is predicted better at 4,096 than at 512",
             causal,
             lambda of: of["causal, 4,096 tokens"] < of["causal, 512 tokens"],
             "{causal, 512 tokens:.4f} and {causal, 4,096 tokens:.4f} bits per base.",
         ),
         decided(
-            "a model of attention predicts better than counted contexts",
+            "ours: a model of attention predicts better than counted contexts",
             {**causal, COUNTED: bits[COUNTED]},
             lambda of: max(of[name] for name in causal) < of[COUNTED],
             "Causal {causal, 4,096 tokens:.4f}, counted {counted contexts:.4f}: bits of compressors, comparable.",

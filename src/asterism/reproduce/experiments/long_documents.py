@@ -221,8 +221,8 @@ LONG_DOCUMENTS = Experiment(
     draw=draw,
     published=lambda: {"BigBird-ITC": (recipe("bigbird-itc-base"), None)},
     caveats=(
-        "Documents are made up, of a few hundred words, so that it is known where the evidence stands: anywhere, with"
-        " equal probability. Both readers get about equal time.",
+        "Documents are made up, from a vocabulary of a few hundred words, so that it is known where the evidence"
+        " stands: anywhere, with equal probability. Both readers get about equal time.",
         "In the paper, classification gains most where documents are long: 4.9 points on Arxiv, where all are longer"
         " than 512 tokens, and 0.2 on IMDb, where 14% are.",
         "Real summaries, meetings and searches of long documents are in [Summaries](../summaries.md) and"

@@ -187,12 +187,12 @@ def draw(results: Results) -> "Figure":
     return draw_points(results, [*MIXERS, CONVOLUTION, COUNTED, PLACES], "f1", "F1", PUBLISHED)
 
 
-def _setting(scale: Scale, seeds: str) -> str:
+def _setting(scale: Scale) -> str:
     steps, convolution_steps = STEPS[scale]
     return (
         "2,929 human promoters of 300 bases, each with a negative; 80% train, 10% validate, 10% are scored. Encoders of"
         f" two layers, 128 wide, read tokens of three bases, {steps:,} steps of 32. The convolutional net has as many"
-        f" parameters (440,000) and takes about as long: {convolution_steps:,} steps of 32. {seeds} seeds."
+        f" parameters (440,000) and takes about as long: {convolution_steps:,} steps of 32."
     )
 
 
@@ -201,7 +201,7 @@ PROMOTERS = Experiment(
     paper="zaheer-2020",
     place="Table 6",
     question="Does attention recognise promoters better than a convolutional net?",
-    setting={"laptop": _setting("laptop", "Three"), "workstation": _setting("workstation", "Five")},
+    setting={"laptop": _setting("laptop"), "workstation": _setting("workstation")},
     trials=trials,
     table=table,
     findings=findings,

@@ -151,12 +151,19 @@ def findings(results: Results) -> Sequence[Finding]:
     short, middle, long = READ
     gains = {length: _gain(results, middle, long, length) for length in WORDS}
     control = {length: _gain(results, short, middle, length) for length in WORDS}
-    seen = f"Gain of 4,096 tokens over 512: short reviews {{{SHORT}:+.1%}}, long ones {{{LONG}:+.1%}}."
+    known = {length: gain for length, gain in gains.items() if gain is not None}
+    gains["both"] = (
+        sum(SHARES[length] * known[length] for length in WORDS) / sum(SHARES.values()) if len(known) == 2 else None
+    )
+    seen = (
+        f"Gain of 4,096 tokens over 512: short reviews {{{SHORT}:+.1%}}, long ones {{{LONG}:+.1%}}, both in the shares"
+        " of the test split {both:+.1%}."
+    )
     return [
         decided(
             "reviews gain little from 4,096 tokens in place of 512: less than one point in all",
             gains,
-            lambda of: sum(SHARES[length] * of[length] for length in WORDS) / sum(SHARES.values()) < 0.01,
+            lambda of: of["both"] < 0.01,
             seen,
         ),
         decided(
@@ -222,6 +229,7 @@ REVIEWS = Experiment(
         "The paper fine-tunes RoBERTa and BigBird; the models here are new, and all three have BigBird's pattern.",
         "Of the test reviews, 78% have at most 300 words and 10% more than 450; the paper says that 14% do not fit into"
         " 512 tokens.",
-        "Counted words: a regression on words and pairs of words of 5,000 of the reviews.",
+        "Counted words: a regression on words and pairs of words of 5,000 of the reviews. It is better than all three"
+        " models.",
     ),
 )

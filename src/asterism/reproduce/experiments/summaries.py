@@ -383,7 +383,7 @@ def _setting(scale: Scale) -> str:
         f" sentences left out of RFCs: {steps.scraps:,} steps of 32 pieces of 64 tokens, then {steps.pretrained:,} of"
         f" four pieces of 512. Then it learns to write abstracts: {steps.equal:,} steps of four documents cut to 512 or"
         f" to 4,096 tokens, or {steps.equal_time:,} steps with 512 tokens, which take a CPU about as long as those with"
-        " 4,096. Scores are of greedy summaries of the test documents." + ("" if scale == "laptop" else " Three seeds.")
+        " 4,096. Scores are of greedy summaries of the test documents."
     )
 
 
