@@ -265,7 +265,7 @@ def judged(**right: float) -> Results:
 def test_what_judgements_decide(right, holds):
     results = judged(**right)
     assert [finding.holds for finding in SENTENCE_PAIRS.findings(results)] == holds
-    assert len(SENTENCE_PAIRS.table(results).rows) == len(sentence_pairs.ENCODERS) + 1
+    assert len(SENTENCE_PAIRS.table(results).rows) == len(sentence_pairs.ENCODERS) + 2
     assert SENTENCE_PAIRS.draw(results).axes
     nothing = Results([])
     assert [finding.holds for finding in SENTENCE_PAIRS.findings(nothing)] == [None] * 4

@@ -113,7 +113,10 @@ def table(results: Results) -> Table:
         (name, f"{keys(name):.1f}", results.shown(name, RIGHT, ".1%"), results.shown(name, "minutes", ".1f"))
         for name in ENCODERS
     ]
-    rows.append((f"no model: {SHARED}", "-", results.shown(SHARED, RIGHT, ".1%"), "-"))
+    rows += [
+        (f"no model: {SHARED}", "-", results.shown(SHARED, RIGHT, ".1%"), "-"),
+        ("no model: guessing", "-", "50.0%", "-"),
+    ]
     return Table(("encoder", f"keys per token, of {MEASURED}", "judged right", "minutes"), rows)
 
 
