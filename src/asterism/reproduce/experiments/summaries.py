@@ -347,7 +347,7 @@ def draw(results: Results) -> "Figure":
     """R-1 against the tokens read, by the length of documents; and the paper's gain by that length."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     here, paper = figure.subplots(1, 2)
     for number, length in enumerate(WORDS):
         _draw_length(here, results, length, f"C{number}")
@@ -357,7 +357,7 @@ def draw(results: Results) -> "Figure":
             paper.annotate(data, (MEDIANS[data], gain), (6, 2), textcoords="offset points", fontsize=8)
     here.set_xscale("log", base=2)
     here.set(title="here", xlabel="tokens read", ylabel="R-1", xticks=[CUT, WHOLE], xticklabels=["512", "4,096"])
-    here.legend(fontsize=7, frameon=False)
+    figure.legend(*here.get_legend_handles_labels(), loc="outside lower left", fontsize=7, frameon=False, ncols=2)
     paper.set_xscale("log")
     paper.set(title="in the paper", xlabel="tokens of a document, median", ylabel="gain in R-1", xlim=(250, 20_000))
     for axes in (here, paper):
