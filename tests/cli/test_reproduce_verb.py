@@ -34,6 +34,7 @@ def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
     assert len(costs) == 32 and all(cost["flops"] > 0 for cost in costs)
     counted = run("reproduce", "long-documents", "--dry-run").out
     assert counted.endswith("Fine-tuning is not counted.\n")
+    assert json.loads(run("reproduce", "long-documents", "--dry-run", "--json").out)["not_counted"] == ["fine-tuning"]
     one, other = (line.split()[1] for line in run("reproduce", "summaries", "--dry-run").out.splitlines()[1:3])
     assert one == other == "2.0M"  # a run that starts from another has its model, with its tokenizer
     assert not list(tmp_path.iterdir())

@@ -240,9 +240,13 @@ def test_seeds_that_the_scale_has_are_its_own(tmp_path):
     log: list[str] = []
     net = [Baseline(name="net", seed=seed, measure=lambda data: {"score": 1.0}, given={}) for seed in range(2)]
     trials = made_up(net[0], Asked("one", 0, log), net[1], Asked("other", 1, log))
-    for seeds, expected in ((1, ["net-0", "one-0"]), (3, ["net-0", "one-0", "net-1", "other-1", "one-2"])):
+    for seeds, expected in ((1, ["net-0", "one-0"]), (2, ["net-0", "one-0", "net-1", "other-1"])):
         rows = reproduce(trials, "laptop", tmp_path / "made", seeds=seeds)["rows"]
         assert [f"{row['trial']}-{row['seed']}" for row in rows] == expected
+    with refusing(ConfigurationError, "reproduce-seeds", "from 1 to 2, for each has data of its own, got 3"):
+        reproduce(trials, "laptop", tmp_path / "made", seeds=3)
+    with refusing(ConfigurationError, "reproduce-seeds", "from 1 to 100, got 1000000000"):
+        reproduce(made_up(Asked("one", 0, log), Asked("one", 1, log)), "laptop", tmp_path / "made", seeds=10**9)
 
 
 def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):

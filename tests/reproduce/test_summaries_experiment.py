@@ -1,6 +1,7 @@
 """RFCs as documents and summaries, and the experiment: what is left out, what figures decide, and a small run."""
 
 import lzma
+import time
 from dataclasses import replace
 
 import pytest
@@ -256,3 +257,11 @@ def test_a_small_run_is_scored(tmp_path, monkeypatch):
     tested = [list(read(path)) for path in (tmp_path / DATA).glob("test-*.jsonl")]
     learned = {one["id"] for one in rows["train.jsonl"]}
     assert len(tested) == 2 and all(some and not learned & {one["id"] for one in some} for some in tested)
+
+
+@pytest.mark.parametrize("line", ["." * 50_000, "a" + " " * 50_000 + "x", "[page 1]" + " " * 50_000 + "."])
+def test_long_lines_take_no_long_time(line):
+    began = time.process_time()
+    (found,) = paragraphs(line)
+    assert not (found.is_heading and found.is_prose)
+    assert time.process_time() - began < 2  # where every place of a line is searched to its end, 30 seconds and more

@@ -110,7 +110,8 @@ def _print_costs(one: Experiment, scale: Scale, as_json: bool) -> None:
     with waiting("counting operations and memory"):
         found = costs(one, scale)
     if as_json:
-        print_json({"experiment": one.name, "costs": [vars(cost) for cost in found]})
+        not_counted = ["fine-tuning"] if is_fine_tuned(one) else []
+        print_json({"experiment": one.name, "costs": [vars(cost) for cost in found], "not_counted": not_counted})
     else:
         print(cost_table(found, scale).aligned())
         if is_fine_tuned(one):

@@ -2,8 +2,8 @@
 
 The net follows DeePromoter (Oubounyt 2019): parallel convolutions of widths 27, 14 and 7 over one-hot bases,
 max-pooling, a bidirectional LSTM, dense layers. Sequences of thousands of bases are pooled until about 100 places are
-left. Each model is chosen by its F1 on the validation examples. Invariant: equal examples, seeds and numbers of steps
-give equal models, and global generators stay as they were.
+left. Each model is chosen by its F1 on the validation examples. Invariant: equal examples, seeds, numbers of steps and
+threads give equal models, and global generators stay as they were.
 """
 
 from collections.abc import Callable, Iterator, Sequence

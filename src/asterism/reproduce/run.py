@@ -27,6 +27,7 @@ from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
 PAGE, PLOT = "page.md", "plot.svg"
+MOST_SEEDS = 100
 
 
 def reproduce(
@@ -77,13 +78,19 @@ def reproduce(
 
 
 def _with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
-    """The trials with so many seeds each: those of the scale, then more of its first, without the baselines."""
+    """The trials with so many seeds each: those of the scale, then more of its first, without the baselines.
+
+    Baselines of several seeds have data of their own for each, so there are no more seeds than these.
+    """
     if seeds is None:
         return trials
-    if seeds < 1:
-        raise ConfigurationError("reproduce-seeds", f"seeds: must be at least 1, got {seeds}")
     own = {trial.seed: [one for one in trials if one.seed == trial.seed] for trial in trials}
     first = own[trials[0].seed]
+    has_own_data = len({trial.seed for trial in trials if isinstance(trial, Baseline)}) > 1
+    most = len(own) if has_own_data else MOST_SEEDS
+    if not 1 <= seeds <= most:
+        why = ", for each has data of its own" if has_own_data else ""
+        raise ConfigurationError("reproduce-seeds", f"seeds: must be from 1 to {most}{why}, got {seeds}")
     return [
         trial
         for more in range(first[0].seed, first[0].seed + seeds)
@@ -102,7 +109,7 @@ def _take(source: Source, experiment: Experiment, path: Path, data: Path | None,
     """
     given = None if data is None else data / source.name
     if given is None or not os.path.isfile(given):  # noqa: PTH113  # false of what can be no name of a file
-        if path.exists():
+        if path.exists() and data is None:
             return
         missing = "; ".join(f"{one.name}, {one.what}" for one in experiment.sources)
         where = (

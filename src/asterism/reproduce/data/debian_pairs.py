@@ -218,7 +218,7 @@ def _part(folder: Path, part: str) -> list[Pair]:
             f"{ENGLISH} and {GERMAN} must have {2 * (VALIDATED + TESTED):,} pairs or more, got {len(every):,}",
         )
     chosen: list[Pair] = getattr(split(every, validation=VALIDATED, test=TESTED), part)
-    if len(chosen) < 2:
+    if len({pair.target for pair in chosen}) < 2:
         raise DataError("no-pairs", f"all pairs of {ENGLISH} and {GERMAN} are near those that are held out")
     return chosen
 

@@ -36,7 +36,7 @@ def promoters(source: Path) -> list[str]:
     Raises DataError for a file that is not as the module docstring says or that has too few promoters.
     """
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
+        lines = source.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError("promoters-file", f"cannot read {source} as lines of bases: {reason}") from error

@@ -39,6 +39,8 @@ _FOOTER = re.compile(r"\[page [\divxlc]+\]\s*$", re.IGNORECASE)
 _HEADER = re.compile(r"^RFC \d+\s.*\b(19|20)\d\d\s*$")
 _NUMBER = re.compile(r"^\s{0,3}(appendix\s+[A-Z]|[A-Z]\.|[A-Z]?\d+)(\.\d+)*[.:]?\s+(?=\S)", re.IGNORECASE)
 _CONTENTS = re.compile(r"(\.\s?){3,}\s*\d+\s*$|\s{3,}\d+\s*$")
+_TAIL = 200
+"""Characters at the end of a line that are searched for the page number of a list of contents."""
 _FRONT = re.compile(
     r"abstract|status of this (memo|document)|copyright( and license)? (notice|statement)|(table of )?contents"
     r"|table of figures|list of (figures|tables)|(iesg|irtf|iab|editor'?s?|rfc editor'?s?|irsg) note|note"
@@ -71,7 +73,7 @@ class Paragraph:
     @property
     def is_heading(self) -> bool:
         """One short line at the margin, or the name of a front part wherever it stands."""
-        if len(self.lines) > 1 or _CONTENTS.search(self.lines[0]):
+        if len(self.lines) > 1 or _is_listed(self.lines[0]):
             return False
         line = self.lines[0]
         if _FRONT.fullmatch(self.name):
@@ -87,9 +89,14 @@ class Paragraph:
     def is_prose(self) -> bool:
         """Mostly letters, and no list of contents."""
         letters = sum(character.isalpha() for character in self.text)
-        listed = sum(bool(_CONTENTS.search(line)) for line in self.lines)
+        listed = sum(map(_is_listed, self.lines))
         drawn = re.search(r"[-=+_~*#.]{4,}|[|].*[|]|-->|<--|::=", self.text)
         return letters >= 0.7 * len(self.text.replace(" ", "")) and 2 * listed < len(self.lines) and not drawn
+
+
+def _is_listed(line: str) -> bool:
+    """Whether a line ends as those of a list of contents do."""
+    return bool(_CONTENTS.search(line[-_TAIL:]))
 
 
 def paragraphs(text: str) -> list[Paragraph]:
@@ -226,9 +233,10 @@ def documents(source: Path, split: Split, words: range | None = None) -> list[di
     found = [row for row in rows if words is None or len(row["document"].split()) in words]
     if not found:
         lengths = "" if words is None else f" of {words.start:,} to {words.stop - 1:,} words"
+        got = f"{len(rows):,} of other lengths" if rows else "none"
         raise DataError(
             "no-rfcs",
-            f"{source} must have RFCs of split {split} with an abstract{lengths}, got {len(rows):,} of other lengths",
+            f"{source} must have RFCs of split {split} with an abstract{lengths}, got {got}",
         )
     return found
 
