@@ -209,10 +209,12 @@ PROMOTERS = Experiment(
     published=lambda: {"BigBird": (recipe("bigbird-genomics-base"), None)},
     sources=(SOURCE,),
     tried=(
-        "A likely cause: new weights and 2,343 promoters to learn from. A convolution reads short motifs by"
-        " design; attention must learn to, and the paper's model did so from the human genome first. Its authors say"
-        " why it is nearly perfect: negatives resemble the masked texts of pretraining. Pretraining and longer runs"
-        " were not tried.",
+        "A likely cause: new weights and 2,343 promoters to learn from. A convolution reads short motifs by design;"
+        " attention must learn to, and the paper's model did so from the human genome first. Its authors say why it"
+        " is nearly perfect: negatives resemble the masked texts of pretraining. Pretraining was not tried.",
+        "Three times the steps, seed 0: BigBird's pattern has an F1 of 0.934, not 0.926. So it is as good as counted"
+        " words, and two points behind the convolution.",
+        "A third of the rate, seed 0: 0.924.",
     ),
     caveats=(
         "The paper fine-tunes 12 layers that were pretrained on the human genome, with 29,597 promoters of 8,000 bases."

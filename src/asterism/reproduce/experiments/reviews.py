@@ -222,8 +222,11 @@ REVIEWS = Experiment(
     published=lambda: {"BigBird-ITC": (recipe("bigbird-itc-base"), None)},
     sources=SOURCES,
     tried=(
-        "A likely cause: a pretrained model judges most long reviews by their first 512 tokens. A new one adds up words"
-        " that praise or blame, as counting does, and finds more of them in the whole. Longer runs were not tried.",
+        "A likely cause: a pretrained model judges most long reviews by their first 512 tokens. A new one adds up"
+        " words that praise or blame, as counting does, and finds more of them in the whole.",
+        "Another seed: with 4,096 tokens in place of 512, long reviews gain 6.4 points and short ones lose 0.7. In"
+        " the shares of the test split that is 0.1 points, so the first claim hangs on the seed, and the gain on long"
+        " reviews does not. Longer runs were not tried.",
     ),
     caveats=(
         "The paper fine-tunes RoBERTa and BigBird; the models here are new, and all three have BigBird's pattern.",
