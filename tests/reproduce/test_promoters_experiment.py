@@ -49,6 +49,12 @@ def source(tmp_path):
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_byte_order_mark_is_no_base(source):
+    before = split_of(source, 0, "test")
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    assert split_of(source, 0, "test") == before
+
+
 def test_each_promoter_is_in_one_split_of_each_seed(source):
     every = sorted(drawn(50))
     tested = set()

@@ -174,6 +174,9 @@ def test_a_file_of_real_data_is_taken_along(tmp_path):
         )
     reproduce(two, "laptop", folder)
     (there / "reviews.jsonl").unlink()
+    more = replace(reading, trials=lambda scale: [*two.trials(scale), Asked("three", 0, log)])
+    with refusing(DataError, "reproduce-data", "lacks reviews.jsonl"):  # though the folder has a copy
+        reproduce(more, "laptop", folder, there)
     reproduce(reading, "laptop", folder)
     assert (folder / "data" / "reviews.jsonl").read_text() == "{}"
 

@@ -187,7 +187,7 @@ FRONTIER = Experiment(
         " half, chosen blocks 0.70, not 0.89, and layers in turn 0.89, as before. So the order on recall needs more"
         " seeds.",
         "Twice the steps on recall, at half of the operations: chosen blocks answer 0.96, layers in turn 0.94. So"
-        " both come near dense attention, and their order is that of chance.",
+        " both come near dense attention, and their order may be chance.",
     ),
     caveats=(
         "Claims and comparison are ours; the paper has no sparse patterns.",
