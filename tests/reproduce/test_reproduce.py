@@ -26,10 +26,10 @@ from asterism.reproduce.costs import costs
 from asterism.reproduce.data.long_documents import anywhere, write_examples, write_texts
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Source, Table, Trial, decided
 from asterism.reproduce.experiments import copy_task
-from asterism.reproduce.kept import kept, write_pages
+from asterism.reproduce.kept import keep, kept, write_pages
 from asterism.reproduce.page import write_plot
 from asterism.reproduce.record import RECORD, read_record
-from asterism.reproduce.trials import Answering, Baseline, Computation, Training
+from asterism.reproduce.trials import Answering, Baseline, Computation, Training, with_seeds
 from asterism.theory.approximation.limits import depends
 from asterism.training.run import integrity
 from asterism.training.run.integrity import seal, write_sealed
@@ -235,6 +235,7 @@ def test_more_seeds_are_added_to_those_that_are_there(tmp_path):
         ("one", 1),
         ("one", 2),
     ]
+    assert "asterism reproduce made-up --seeds 3\n" in (tmp_path / "made" / "page.md").read_text()
     with refusing(ConfigurationError, "reproduce-seeds", "0"):
         reproduce(trials, "laptop", tmp_path / "made", seeds=0)
 
@@ -427,9 +428,21 @@ def test_kept_records_are_whole_and_of_today_s_experiments(one: Experiment):
     record = kept(one)
     if record is None:
         return
-    names = [(trial.name, trial.seed) for trial in one.trials(record["scale"])]
+    trials = with_seeds(one.trials(record["scale"]), len({row["seed"] for row in record["rows"]}))
+    names = [(trial.name, trial.seed) for trial in trials]
     assert [(row["trial"], row["seed"]) for row in record["rows"]] == names
     assert all(finding.holds is not None for finding in one.findings(Results(record["rows"])))
+
+
+def test_records_are_kept_in_the_order_of_trials_and_seeds_however_they_were_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("asterism.reproduce.kept.PLACE", tmp_path)
+    names = [(trial.name, trial.seed) for trial in with_seeds(EXPERIMENTS["recall"].trials("laptop"), 3)]
+    rows = [{"trial": name, "seed": seed, "figures": {}, "machine": {}, "date": "", "settings": {"width": 64}}
+            for name, seed in reversed(names)]  # fmt: skip
+    keep({"version": 1, "experiment": "recall", "scale": "laptop", "rows": rows})
+    found = read_record(tmp_path / "recall.json")["rows"]
+    assert [(row["trial"], row["seed"]) for row in found] == names
+    assert all(row["settings"] == {} for row in found)
 
 
 def test_pages_are_what_the_records_say(tmp_path):

@@ -14,6 +14,7 @@ from asterism.reproduce.page import page, write_plot
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import read_record
 from asterism.reproduce.registry import EXPERIMENTS
+from asterism.reproduce.trials import with_seeds
 from asterism.training.run.integrity import write_sealed
 
 PLACE = Path(str(files("asterism.reproduce"))) / "records"
@@ -31,7 +32,8 @@ def keep(record: Mapping[str, Any]) -> None:
 
     Its rows are in the order of the trials, in whatever order they were measured.
     """
-    trials = EXPERIMENTS[record["experiment"]].trials(record["scale"])
+    usual = EXPERIMENTS[record["experiment"]].trials(record["scale"])
+    trials = with_seeds(usual, len({row["seed"] for row in record["rows"]}))
     order = [(trial.name, trial.seed) for trial in trials]
     rows = [{**row, "settings": {}} for row in record["rows"]]
     rows.sort(key=lambda row: order.index((row["trial"], row["seed"])))

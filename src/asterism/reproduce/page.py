@@ -42,9 +42,7 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
         f"![{experiment.question}]({plot})\n",
         _listed("What was tried", experiment.tried),
     ]
-    scale = "" if record["scale"] == "laptop" else f" --scale {record['scale']}"
-    data = " --data DIR" if experiment.sources else ""
-    parts.append(f"<!-- not run: up to hours -->\n```sh\nasterism reproduce {experiment.name}{scale}{data}\n```\n")
+    parts.append(f"<!-- not run: up to hours -->\n```sh\n{_command(experiment, record)}\n```\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -56,6 +54,19 @@ def write_plot(experiment: Experiment, record: Mapping[str, Any], path: Path) ->
         rcdefaults()  # in place of the user's
         rcParams["svg.hashsalt"] = experiment.name
         experiment.draw(results_of(record)).savefig(unfinished, format="svg", metadata={"Date": None})
+
+
+def _command(experiment: Experiment, record: Mapping[str, Any]) -> str:
+    """The command that measures what a record holds."""
+    scale = record["scale"]
+    usual = {trial.seed for trial in experiment.trials(scale)}
+    seeds = {row["seed"] for row in record["rows"]}
+    return (
+        f"asterism reproduce {experiment.name}"
+        + ("" if scale == "laptop" else f" --scale {scale}")
+        + (" --data DIR" if experiment.sources else "")
+        + (f" --seeds {len(seeds)}" if len(seeds) > len(usual) else "")
+    )
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

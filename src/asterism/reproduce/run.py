@@ -9,9 +9,8 @@ Invariant: the table depends on the settings, the machine and its threads alone,
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,11 @@ from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, requ
 from asterism.reproduce.jobs import measured
 from asterism.reproduce.page import section, title, write_plot
 from asterism.reproduce.record import add, is_measured, open_record
-from asterism.reproduce.trials import DATA, Baseline, Training
+from asterism.reproduce.trials import DATA, Training, with_seeds
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
 PAGE, PLOT = "page.md", "plot.svg"
-MOST_SEEDS = 100
 
 
 def reproduce(
@@ -52,7 +50,7 @@ def reproduce(
         raise ConfigurationError("reproduce-jobs", f"jobs: must be at least 1, got {jobs}")
     if data is not None and not os.path.isdir(data):  # noqa: PTH112  # false of what can be no name of a folder
         raise DataError("reproduce-data-folder", f"data: there is no folder {shown(str(data))}")
-    trials = _with_seeds(experiment.trials(scale), seeds)
+    trials = with_seeds(experiment.trials(scale), seeds)
     with undisturbed(), locked(folder):
         remove_leftovers(folder)
         remove_leftovers(folder / DATA)
@@ -75,31 +73,6 @@ def reproduce(
         write_plot(experiment, record, folder / PLOT)
         write_text(folder / PAGE, title(experiment.paper) + section(experiment, record, PLOT))
     return record
-
-
-def _with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
-    """The trials with so many seeds each: those of the scale, then more of its first, without the baselines.
-
-    Baselines of several seeds have data of their own for each, so there are no more seeds than these.
-    """
-    if seeds is None:
-        return trials
-    own = {trial.seed: [one for one in trials if one.seed == trial.seed] for trial in trials}
-    first = own[trials[0].seed]
-    has_own_data = len({trial.seed for trial in trials if isinstance(trial, Baseline)}) > 1
-    most = len(own) if has_own_data else MOST_SEEDS
-    if not 1 <= seeds <= most:
-        why = ", for each has data of its own" if has_own_data else ""
-        raise ConfigurationError("reproduce-seeds", f"seeds: must be from 1 to {most}{why}, got {seeds}")
-    return [
-        trial
-        for more in range(first[0].seed, first[0].seed + seeds)
-        for trial in own.get(more, [_with_seed(one, more) for one in first if not isinstance(one, Baseline)])
-    ]
-
-
-def _with_seed(trial: Trial, seed: int) -> Trial:
-    return replace(trial, seed=seed)  # type: ignore[type-var]  # every kind of trial is a dataclass
 
 
 def _take(source: Source, experiment: Experiment, path: Path, data: Path | None, *, is_read: bool) -> None:

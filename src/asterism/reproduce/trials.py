@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from asterism.errors import ConfigurationError
 from asterism.files import flush, make_folder, replacing_file
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.search.settings import SearchSettings
@@ -15,6 +16,7 @@ from asterism.training.settings.configuration import AnyConfig, RunConfig, confi
 
 RUNS, MODELS, DATA = "runs", "models", "data"
 """Folders below that of an experiment."""
+MOST_SEEDS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,32 @@ class Answering(Trial):
         trainee.advance(self.search.steps)
         loss, accuracy = trainee.score()
         return {"loss": loss, "accuracy": accuracy, "minutes": trainee.state.seconds / 60}
+
+
+def with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
+    """The trials with so many seeds each: those of the scale, then more of its first, without the baselines.
+
+    Baselines of several seeds have data of their own for each, so there are no more seeds than these. Raises
+    ConfigurationError for fewer than one seed, or too many.
+    """
+    if seeds is None:
+        return trials
+    own = {trial.seed: [one for one in trials if one.seed == trial.seed] for trial in trials}
+    first = own[trials[0].seed]
+    has_own_data = len({trial.seed for trial in trials if isinstance(trial, Baseline)}) > 1
+    most = len(own) if has_own_data else MOST_SEEDS
+    if not 1 <= seeds <= most:
+        why = ", for each has data of its own" if has_own_data else ""
+        raise ConfigurationError("reproduce-seeds", f"seeds: must be from 1 to {most}{why}, got {seeds}")
+    return [
+        trial
+        for more in range(first[0].seed, first[0].seed + seeds)
+        for trial in own.get(more, [_with_seed(one, more) for one in first if not isinstance(one, Baseline)])
+    ]
+
+
+def _with_seed(trial: Trial, seed: int) -> Trial:
+    return replace(trial, seed=seed)  # type: ignore[type-var]  # every kind of trial is a dataclass
 
 
 def file_name(trial: str, seed: int) -> str:
