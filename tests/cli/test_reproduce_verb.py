@@ -40,6 +40,27 @@ def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_some_trials_with_other_settings(run, tmp_path):
+    words = (
+        "reproduce",
+        "reach",
+        "--only",
+        "star",
+        "--only",
+        "window",
+        "--set",
+        "length=64",
+        "--output",
+        tmp_path / "made",
+    )
+    made = run(*words, "--json")
+    rows = json.loads(made.out)["rows"]
+    assert [(row["trial"], row["settings"]["length"]) for row in rows] == [("star", 64), ("window", 64)]
+    refuses(run("reproduce", "reach", "--output", tmp_path / "made"), 4, "holds 'star' with length 64, not 256")
+    counted = run("reproduce", "copy-task", "--only", "star, 1 layer", "--set", "steps=10", "--dry-run", "--json")
+    assert [cost["name"] for cost in json.loads(counted.out)["costs"]] == ["star, 1 layer"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -52,6 +73,10 @@ def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
         ("turing --jobs 0", 2, "jobs: must be at least 1, got 0"),
         ("turing --scale desktop", 2, "invalid choice: 'desktop'"),
         ("turing --output file", 4, "file"),
+        ("reach --set length=64", 2, "--set and --only need a folder of their own: --output DIR"),
+        ("reach --output made --set length", 2, "give NAME=VALUE, got 'length'"),
+        ("reach --output made --set lenth=64", 2, "Did you mean 'length'?"),
+        ("reach --output made --only stars", 2, "Did you mean 'star'?"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(run, tmp_path, monkeypatch, words, code, message):

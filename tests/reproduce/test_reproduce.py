@@ -26,7 +26,7 @@ from asterism.reproduce.costs import costs
 from asterism.reproduce.data.long_documents import anywhere, write_examples, write_texts
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Source, Table, Trial, decided
 from asterism.reproduce.experiments import copy_task
-from asterism.reproduce.kept import keep, kept, write_pages
+from asterism.reproduce.kept import keep, kept, telling, write_pages
 from asterism.reproduce.page import write_plot
 from asterism.reproduce.record import RECORD, read_record
 from asterism.reproduce.trials import Answering, Baseline, Computation, Training, with_seeds
@@ -431,18 +431,39 @@ def test_kept_records_are_whole_and_of_today_s_experiments(one: Experiment):
     trials = with_seeds(one.trials(record["scale"]), len({row["seed"] for row in record["rows"]}))
     names = [(trial.name, trial.seed) for trial in trials]
     assert [(row["trial"], row["seed"]) for row in record["rows"]] == names
+    for row, trial in zip(record["rows"], trials, strict=True):
+        assert row["settings"] == telling(trial.settings(), trial), f"{trial.name} has changed: measure it again"
     assert all(finding.holds is not None for finding in one.findings(Results(record["rows"])))
 
 
 def test_records_are_kept_in_the_order_of_trials_and_seeds_however_they_were_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("asterism.reproduce.kept.PLACE", tmp_path)
-    names = [(trial.name, trial.seed) for trial in with_seeds(EXPERIMENTS["recall"].trials("laptop"), 3)]
-    rows = [{"trial": name, "seed": seed, "figures": {}, "machine": {}, "date": "", "settings": {"width": 64}}
-            for name, seed in reversed(names)]  # fmt: skip
-    keep({"version": 1, "experiment": "recall", "scale": "laptop", "rows": rows})
-    found = read_record(tmp_path / "recall.json")["rows"]
-    assert [(row["trial"], row["seed"]) for row in found] == names
-    assert all(row["settings"] == {} for row in found)
+    trials = with_seeds(EXPERIMENTS["recall"].trials("laptop"), 3)
+    names = [(trial.name, trial.seed) for trial in trials]
+    settings = {name: trial.settings() for name, trial in zip(names, trials, strict=True)}
+    rows = [
+        {"trial": name, "seed": seed, "figures": {}, "machine": {}, "date": "", "settings": settings[name, seed]}
+        for name, seed in reversed(names)
+    ]
+    record = {"version": 1, "experiment": "recall", "scale": "laptop", "rows": rows}
+    keep(record)
+    found = read_record(tmp_path / "recall.json")
+    assert [(row["trial"], row["seed"]) for row in found["rows"]] == names
+    keep(found)
+    assert read_record(tmp_path / "recall.json") == found
+    for wrong in ({"seed": 7}, {"trial": "other"}, {"settings": {**rows[3]["settings"], "steps": 3}}):
+        with refusing(CheckpointError, "reproduce-not-kept", "measure it again"):
+            keep({**record, "rows": [*rows[:3], {**rows[3], **wrong}, *rows[4:]]})
+    assert read_record(tmp_path / "recall.json") == found
+
+
+def test_kept_settings_are_those_that_are_not_the_default():
+    trial = copy_task.trials("laptop")[0]
+    told = telling(trial.settings(), trial)
+    assert told["steps"] == 1_000 and told["model"]["hidden_size"] == 64
+    assert "optimizer_state" not in told and "norm" not in told["model"] and len(told) < len(trial.settings()) / 2
+    more = replace(trial, config=replace(trial.config, model=replace(trial.config.model, norm="rms")))
+    assert telling(more.settings(), more)["model"] == {**told["model"], "norm": "rms"}
 
 
 def test_pages_are_what_the_records_say(tmp_path):
@@ -464,6 +485,8 @@ def test_a_claim_is_decided_by_all_its_values():
     assert decided("x", values, lambda of: of["b"] > of["a, 1"], "a {a, 1:.0%}, b {b:.1f}") == Finding(
         "x", True, "a 25%, b 0.5"
     )
+    lacks = dict.fromkeys("cdefg")
+    assert decided("x", {**values, **lacks}, lambda of: True, "").seen == "Not measured: c; d; e, and 2 more."
     assert decided("x", {**values, "c": None}, lambda of: True, "{b}") == Finding("x", None, "Not measured: c.")
 
 

@@ -31,10 +31,26 @@ def run(argv: Sequence[str]) -> None:
         _print_list(arguments.json)
     elif arguments.name is None:
         raise UsageError("reproduce-name", "give the NAME of an experiment, or --list to see them")
-    elif arguments.dry_run:
-        _print_costs(find_experiment(arguments.name), arguments.scale, arguments.json)
     else:
-        _reproduce(find_experiment(arguments.name), arguments)
+        one = _changed(find_experiment(arguments.name), arguments)
+        _print_costs(one, arguments.scale, arguments.json) if arguments.dry_run else _reproduce(one, arguments)
+
+
+def _changed(one: Experiment, arguments: Namespace) -> Experiment:
+    """The experiment as --set and --only have it."""
+    if not arguments.set and not arguments.only:
+        return one
+    if arguments.output is None and not arguments.dry_run:
+        raise UsageError("reproduce-changed-folder", "--set and --only need a folder of their own: --output DIR")
+    from asterism.reproduce.changes import changed
+
+    settings = {}
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("reproduce-set-form", f"--set: give NAME=VALUE, got {text!r}")
+        settings[name] = value
+    return changed(one, arguments.scale, settings, arguments.only)
 
 
 def _reproduce(one: Experiment, arguments: Namespace) -> None:
@@ -133,6 +149,16 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--jobs", type=int, metavar="N", default=1, help="trials at a time, which share the processors (default: 1)"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="another value of a setting, such as steps=2000, for all trials that have it; may be given again",
+    )
+    parser.add_argument(
+        "--only", metavar="TRIAL", action="append", default=[], help="a trial to run, by name; may be given again"
     )
     parser.add_switch("--list", "list the experiments, and which claims held when they were last run", default=False)
     parser.add_switch("--dry-run", "count operations and memory, and run nothing", default=False)

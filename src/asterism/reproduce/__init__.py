@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from asterism.lazy import lazily
 
 if TYPE_CHECKING:
+    from asterism.reproduce.changes import changed
     from asterism.reproduce.registry import EXPERIMENTS, find_experiment
     from asterism.reproduce.run import reproduce
 
-__all__ = ["EXPERIMENTS", "find_experiment", "reproduce"]
+__all__ = ["EXPERIMENTS", "changed", "find_experiment", "reproduce"]
 
-__getattr__, __dir__ = lazily(__name__, {"EXPERIMENTS": "registry", "find_experiment": "registry", "reproduce": "run"})
+__getattr__, __dir__ = lazily(
+    __name__, {"EXPERIMENTS": "registry", "changed": "changes", "find_experiment": "registry", "reproduce": "run"}
+)

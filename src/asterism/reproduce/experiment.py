@@ -26,6 +26,9 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 
 Figures = Mapping[str, float]
 
+MOST_NAMED = 3
+"""Of what a claim lacks."""
+
 OURS = "ours: "
 """How claims begin that are not the paper's."""
 
@@ -113,7 +116,8 @@ def decided(
     """Whether a claim holds for these values by name, which `seen` may show as {name}; undecided if one is missing."""
     known = {name: value for name, value in values.items() if value is not None}
     if missing := [name for name in values if name not in known]:
-        return Finding(claim, None, f"Not measured: {', '.join(missing)}.")
+        more = f", and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+        return Finding(claim, None, f"Not measured: {'; '.join(missing[:MOST_NAMED])}{more}.")
     return Finding(claim, holds(known), seen.format_map(known))
 
 
@@ -145,6 +149,7 @@ class Experiment:
     sources     files that the user brings
     caveats     what differs from the paper, and what is not known of it
     tried       of claims that fail: the likely cause, and what was tried
+    changes     flags that make it of the experiment of this name (`changes.changed`)
     """
 
     name: str
@@ -160,6 +165,7 @@ class Experiment:
     sources: Sequence[Source] = ()
     caveats: Sequence[str] = ()
     tried: Sequence[str] = ()
+    changes: Sequence[str] = ()
 
 
 def require_scale(experiment: Experiment, scale: Scale) -> None:

@@ -1,21 +1,27 @@
 """The kept records: what the experiments found when they were last run, as files of the package.
 
-A kept record is a record without the settings of its trials, which are those of the experiment: `keep` writes it.
+`keep` writes them. Of the settings of its trials a kept record has those that differ from the defaults, so that an
+experiment that has changed since is noticed.
 """
 
+import json
 from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from asterism.errors import CheckpointError
 from asterism.files import make_folder, write_text, writing
-from asterism.reproduce.experiment import Experiment
+from asterism.reproduce.experiment import Experiment, Trial
 from asterism.reproduce.page import page, write_plot
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import read_record
 from asterism.reproduce.registry import EXPERIMENTS
-from asterism.reproduce.trials import with_seeds
+from asterism.reproduce.trials import Training, with_seeds
+from asterism.shape import ModelConfig
 from asterism.training.run.integrity import write_sealed
+from asterism.training.settings.configuration import RunConfig
 
 PLACE = Path(str(files("asterism.reproduce"))) / "records"
 PICTURES = "pictures"
@@ -30,14 +36,41 @@ def kept(experiment: Experiment) -> dict[str, Any] | None:
 def keep(record: Mapping[str, Any]) -> None:
     """Keep a record in the package's source, in place of the one that is there.
 
-    Its rows are in the order of the trials, in whatever order they were measured.
+    Its rows are in the order of the trials, in whatever order they were measured. Raises CheckpointError for a row that
+    the experiment does not have, or has with other settings.
     """
-    usual = EXPERIMENTS[record["experiment"]].trials(record["scale"])
-    trials = with_seeds(usual, len({row["seed"] for row in record["rows"]}))
-    order = [(trial.name, trial.seed) for trial in trials]
-    rows = [{**row, "settings": {}} for row in record["rows"]]
-    rows.sort(key=lambda row: order.index((row["trial"], row["seed"])))
-    write_sealed(PLACE / f"{record['experiment']}.json", {**record, "rows": rows})
+    experiment = EXPERIMENTS[record["experiment"]]
+    trials = with_seeds(experiment.trials(record["scale"]), len({row["seed"] for row in record["rows"]}))
+    by_name = {(trial.name, trial.seed): trial for trial in trials}
+    rows = []
+    for row in record["rows"]:
+        trial = by_name.get((row["trial"], row["seed"]))
+        settings = None if trial is None else telling(row["settings"], trial)
+        if trial is None or settings != telling(trial.settings(), trial):
+            raise CheckpointError(
+                "reproduce-not-kept",
+                f"{experiment.name} has no {row['trial']!r}, seed {row['seed']}, with these settings: measure it again",
+            )
+        rows.append({**row, "settings": settings})
+    rows.sort(key=lambda row: [*by_name].index((row["trial"], row["seed"])))
+    write_sealed(PLACE / f"{experiment.name}.json", {**record, "rows": rows})
+
+
+def telling(settings: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+    """The settings of a trial that are not the defaults of its configuration."""
+    usual: dict[str, Any] = {}
+    if isinstance(trial, Training):
+        usual = {one.name: one.default for one in fields(trial.config) if one.default is not MISSING}
+        usual |= {"model": asdict(ModelConfig())} if isinstance(trial.config, RunConfig) else {}
+    return _without(settings, json.loads(json.dumps(usual)))
+
+
+def _without(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {
+        name: _without(value, usual[name]) if isinstance(value, dict) and isinstance(usual.get(name), dict) else value
+        for name, value in settings.items()
+    }
+    return {name: value for name, value in inner.items() if name not in usual or value not in (usual[name], {})}
 
 
 def write_pages(folder: Path) -> list[Path]:

@@ -36,6 +36,7 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
         f"## {experiment.place}: {experiment.name}\n",
         f"{experiment.question}\n",
         f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
+        _changed(experiment.changes),
         _listed("What differs from the paper, and what is not known of it", experiment.caveats),
         claims.markdown() + "\n",
         experiment.table(results).markdown() + "\n",
@@ -66,7 +67,15 @@ def _command(experiment: Experiment, record: Mapping[str, Any]) -> str:
         + ("" if scale == "laptop" else f" --scale {scale}")
         + (" --data DIR" if experiment.sources else "")
         + (f" --seeds {len(seeds)}" if len(seeds) > len(usual) else "")
+        + "".join(f" {flag}" for flag in experiment.changes)
+        + (" --output DIR" if experiment.changes else "")
     )
+
+
+def _changed(flags: Sequence[str]) -> str:
+    if not flags:
+        return ""
+    return f"**Changed**: `{' '.join(flags)}`. What the text says of sizes and steps is of the usual experiment.\n"
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
