@@ -25,6 +25,10 @@ def test_the_list_says_what_was_found(run):
     assert "0 of 4 of ours, 20" in listed and " claims hold, 1 of 1 of ours, 20" in listed
     experiments = json.loads(run("reproduce", "--list", "--json").out)["experiments"]
     assert {"copy-task", "reach", "recall", "turing"} <= {one["name"] for one in experiments}
+    pictures = next(one for one in experiments if one["name"] == "factorised-pictures")
+    assert pictures["seeds"] == 3 and 5 < pictures["minutes"] < 20 and pictures["reads"] == ["cifar10-jpeg.tar.gz"]
+    line = next(line for line in listed.splitlines() if line.startswith("factorised-pictures"))
+    assert "claims hold, 3 seeds, 20" in line and f" {pictures['minutes']:.0f} " in line and " --data " in line
 
 
 def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):

@@ -24,7 +24,17 @@ from asterism.files import writing
 from asterism.reproduce import EXPERIMENTS, find_experiment, reproduce
 from asterism.reproduce.costs import costs
 from asterism.reproduce.data.long_documents import anywhere, write_examples, write_texts
-from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Source, Table, Trial, decided
+from asterism.reproduce.experiment import (
+    Experiment,
+    Figures,
+    Finding,
+    Results,
+    Source,
+    Table,
+    Trial,
+    decided,
+    findings_of,
+)
 from asterism.reproduce.experiments import copy_task
 from asterism.reproduce.kept import keep, kept, telling, write_pages
 from asterism.reproduce.page import write_plot
@@ -478,6 +488,28 @@ def test_pages_are_what_the_records_say(tmp_path):
         for name in pictures
     )
     assert pictures == sorted(path.name for path in (PAGES / "pictures").iterdir())
+
+
+def test_a_claim_says_in_how_many_seeds_it_is_decided_so():
+    rows = [{"trial": "simple", "seed": 0, "figures": {"score": 2.0}}]
+    rows += [{"trial": "net", "seed": seed, "figures": {"score": score}} for seed, score in enumerate((3.0, 1.0, 4.0))]
+
+    def findings(results: Results) -> list[Finding]:
+        means = {name: results.mean(name, "score") for name in ("net", "simple")}
+        spread = len(results.values("net", "score")) > 1 or None
+        return [
+            decided("better", means, lambda of: of["net"] > of["simple"], "{net:.2f}"),
+            decided("by more than seeds differ", {**means, "spread": spread}, lambda of: False, ""),
+        ]
+
+    made = replace(made_up(Asked("net", 0, [])), findings=findings)
+    better, spread = findings_of(made, Results(rows))
+    assert better == Finding("better", True, "2.67", [True, False, True])
+    assert better.verdict() == "holds, in 2 of 3 seeds" and str(better) == "better: holds, in 2 of 3 seeds. 2.67"
+    assert spread.by_seed == [None] * 3 and spread.verdict() == "fails"
+    assert findings_of(made, Results(rows[:2]))[0] == Finding("better", True, "3.00")
+    assert findings_of(made, Results(rows[1:]))[0].verdict() == "undecided"
+    assert findings_of(made, Results([])) == findings(Results([]))
 
 
 def test_a_claim_is_decided_by_all_its_values():

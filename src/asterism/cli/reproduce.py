@@ -15,7 +15,7 @@ from asterism.cli.output import say
 from asterism.cli.parser import Parser, print_json
 from asterism.cli.waiting import waiting
 from asterism.presence import require_package
-from asterism.reproduce.experiment import OURS, SCALES, Experiment, Scale, Table, verdict
+from asterism.reproduce.experiment import OURS, SCALES, Experiment, Results, Scale, Table, findings_of, verdict
 
 
 def run(argv: Sequence[str]) -> None:
@@ -70,9 +70,9 @@ def _reproduce(one: Experiment, arguments: Namespace) -> None:
         say("stopped; give the same command again to go on")
         raise
     results = results_of(record)
-    findings = one.findings(results)
+    findings = findings_of(one, results)
     if arguments.json:
-        print_json({**record, "findings": [vars(found) for found in findings]})
+        print_json({**record, "findings": [vars(finding) for finding in findings]})
         return
     print(one.table(results).aligned(), "", *findings, "", f"the page: {folder / PAGE}", sep="\n")
 
@@ -85,8 +85,9 @@ def _print_list(as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for one in EXPERIMENTS.values():
         record = kept(one)
-        found = [] if record is None else one.findings(results_of(record))
-        dates = [] if record is None else [row["date"] for row in record["rows"]]
+        findings = [] if record is None else one.findings(results_of(record))
+        measured = [] if record is None else record["rows"]
+        seeds, usual = {row["seed"] for row in measured}, len({trial.seed for trial in one.trials(SCALES[0])})
         rows.append(
             {
                 "name": one.name,
@@ -95,25 +96,40 @@ def _print_list(as_json: bool) -> None:
                 "question": one.question,
                 "scales": [*one.setting, *(["paper"] if one.published() else [])],
                 "reads": [source.name for source in one.sources],
-                "claims": {finding.claim: verdict(finding.holds) for finding in found},
-                "date": max(dates, default=None),
+                "claims": {finding.claim: verdict(finding.holds) for finding in findings},
+                "date": max((row["date"] for row in measured), default=None),
+                "seeds": len(seeds),
+                "minutes": sum(Results(measured).minutes()) * usual / max(1, len(seeds)),
             }
         )
     if as_json:
         print_json({"experiments": rows})
         return
-    cells = [(row["name"], f"{row['paper']}, {row['place']}", _state(row), row["question"]) for row in rows]
-    print(Table(("experiment", "of", "state", "question"), cells).aligned(left=True))
+    cells = [
+        (
+            row["name"],
+            f"{row['paper']}, {row['place']}",
+            _state(row),
+            f"{row['minutes']:.0f}" if row["minutes"] else "-",
+            "--data" if row["reads"] else "",
+            row["question"],
+        )
+        for row in rows
+    ]
+    print(Table(("experiment", "of", "state", "minutes", "needs", "question"), cells).aligned(left=True))
+    print("Minutes are those at scale laptop with one thread and one job; `-` is seconds, or not recorded.")
 
 
 def _state(row: dict[str, Any]) -> str:
-    """How many claims of the paper hold and how many of ours, and when that was seen."""
+    """How many claims of the paper hold and how many of ours, with how many seeds, and when that was seen."""
     if row["date"] is None:
         return "no kept record"
     ours = {claim: word for claim, word in row["claims"].items() if claim.startswith(OURS)}
     theirs = [word for claim, word in row["claims"].items() if claim not in ours]
     said = [f"{_held(theirs)} claims hold"] if theirs else []
-    return ", ".join([*said, *([f"{_held([*ours.values()])} of ours"] if ours else []), row["date"]])
+    said += [f"{_held([*ours.values()])} of ours"] if ours else []
+    said += [f"{row['seeds']} seeds"] if row["seeds"] > 1 else []
+    return ", ".join([*said, row["date"]])
 
 
 def _held(verdicts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ page can be written again from a record without a run.
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -62,6 +62,16 @@ class Results:
         """A figure of a trial, of every seed; empty if it was not measured."""
         return [row["figures"][figure] for row in self.rows if row["trial"] == trial and figure in row["figures"]]
 
+    def by_seed(self) -> list["Results"]:
+        """Those of each seed alone; trials that have one seed, such as most baselines, are part of each."""
+        seeds: dict[str, set[int]] = {}
+        for row in self.rows:
+            seeds.setdefault(row["trial"], set()).add(row["seed"])
+        return [
+            Results([row for row in self.rows if row["seed"] == seed or len(seeds[row["trial"]]) == 1])
+            for seed in sorted(set().union(*seeds.values()))
+        ]
+
     def mean(self, trial: str, figure: str) -> float | None:
         """The mean over seeds, or None if it was not measured."""
         values = self.values(trial, figure)
@@ -100,14 +110,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim of the paper, whether it holds here (None: not decided by what was measured), and what was seen."""
+    """A claim of the paper, whether it holds here (None: not decided by what was measured), and what was seen.
+
+    `by_seed` is what each seed alone decides, if there are several.
+    """
 
     claim: str
     holds: bool | None
     seen: str
+    by_seed: Sequence[bool | None] = ()
 
     def __str__(self) -> str:
-        return f"{self.claim}: {verdict(self.holds)}. {self.seen}"
+        return f"{self.claim}: {self.verdict()}. {self.seen}"
+
+    def verdict(self) -> str:
+        """The verdict by the means of all seeds, and how many of several seeds have the same."""
+        word, decided = verdict(self.holds), [holds for holds in self.by_seed if holds is not None]
+        if self.holds is None or len(decided) < 2:
+            return word
+        return f"{word}, in {decided.count(self.holds)} of {len(decided)} seeds"
 
 
 def decided(
@@ -166,6 +187,17 @@ class Experiment:
     caveats: Sequence[str] = ()
     tried: Sequence[str] = ()
     changes: Sequence[str] = ()
+
+
+def findings_of(experiment: Experiment, results: Results) -> Sequence[Finding]:
+    """The claims, decided by the means over all seeds, and by each seed alone."""
+    alone = [experiment.findings(one) for one in results.by_seed()]
+    findings = experiment.findings(results)
+    if len(alone) < 2:
+        return findings
+    return [
+        replace(finding, by_seed=[one.holds for one in seeds]) for finding, *seeds in zip(findings, *alone, strict=True)
+    ]
 
 
 def require_scale(experiment: Experiment, scale: Scale) -> None:

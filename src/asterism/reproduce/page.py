@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.files import replacing_file
-from asterism.reproduce.experiment import Experiment, Results, Table, verdict
+from asterism.reproduce.experiment import Experiment, Results, Table, findings_of
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import results_of
 
@@ -30,8 +30,8 @@ def title(paper: str) -> str:
 def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str:
     """What an experiment found, in Markdown: question, claims, table, plot, setting and caveats."""
     results, rows = results_of(record), record["rows"]
-    findings = experiment.findings(results)
-    claims = Table(("claim", "here", "seen"), [(one.claim, f"**{verdict(one.holds)}**", one.seen) for one in findings])
+    findings = findings_of(experiment, results)
+    claims = Table(("claim", "here", "seen"), [(one.claim, f"**{one.verdict()}**", one.seen) for one in findings])
     parts = [
         f"## {experiment.place}: {experiment.name}\n",
         f"{experiment.question}\n",

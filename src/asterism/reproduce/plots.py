@@ -1,4 +1,4 @@
-"""A plot that several experiments share: one figure of each trial, here and in the paper."""
+"""What the plots of several experiments share: one figure of each trial, here and in the paper; seeds beside a mean."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from asterism.reproduce.experiment import Results
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -39,3 +40,10 @@ def draw_points(
     for axes in (here, *paper):
         axes.grid(alpha=0.3)
     return drawn
+
+
+def draw_seeds(axes: "Axes", color: str, values: Mapping[float, Sequence[float]], times: float = 1.0) -> None:
+    """Dashes for the values of every seed, at their places on the first axis, where there are several seeds."""
+    for place, some in values.items():
+        if len(some) > 1:
+            axes.plot([place] * len(some), [times * value for value in some], "_", color=color, markersize=10)

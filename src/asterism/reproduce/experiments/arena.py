@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Source, Table, Trial, decided
+from asterism.reproduce.plots import draw_seeds
 from asterism.reproduce.trials import Baseline, Training
 from asterism.shape import ModelConfig
 from asterism.training.settings.configuration import FineTuneConfig, RunConfig
@@ -273,25 +274,28 @@ def _keeps(width: int, values: Mapping[str, float | None]) -> Finding:
 
 
 def draw(task: Arena, results: Results) -> "Figure":
-    """Accuracy against the width of the window; lines for dense attention and for the models without any."""
+    """Accuracy against the width of the window, and of every seed; lines for dense attention and models without any."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
     found = {width: results.mean(f"window of {width}", "accuracy") for width in WIDTHS}
     known = {width: 100 * mean for width, mean in found.items() if mean is not None}
     axes.plot(list(known), list(known.values()), "o-", label="window")
+    draw_seeds(axes, "C0", {width: results.values(f"window of {width}", "accuracy") for width in WIDTHS}, times=100)
     simple = task.simple.name
     lines = (("dense", "dense", "accuracy"), (simple, simple, "accuracy"), ("most frequent", simple, "most frequent"))
     for number, (label, trial, name) in enumerate(lines, 1):
         if (mean := results.mean(trial, name)) is not None:
+            ends = [100 * end for end in (min(results.values(trial, name)), max(results.values(trial, name)))]
+            axes.axhspan(*ends, color=f"C{number}", alpha=0.1, linewidth=0)
             axes.axhline(100 * mean, color=f"C{number}", linestyle="--", label=label)
     axes.set_xscale("log")
     axes.set_xticks(WIDTHS, [str(width) for width in WIDTHS])
     axes.minorticks_off()
     axes.set(xlabel="tokens of the window", ylabel="answers right, %", title=task.title)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 

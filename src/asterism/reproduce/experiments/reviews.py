@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from asterism.reproduce.data.reviews import SOURCES, TEST, TRAIN, cut_reviews, write_reviews
 from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, Trial, decided
+from asterism.reproduce.plots import draw_seeds
 from asterism.reproduce.trials import DATA, Baseline, Training, made
 from asterism.training.recipes import recipe
 from asterism.training.settings.configuration import FineTuneConfig
@@ -182,7 +183,7 @@ def findings(results: Results) -> Sequence[Finding]:
 
 
 def draw(results: Results) -> "Figure":
-    """Accuracy against the tokens that are read, by the length of reviews."""
+    """Accuracy against the tokens that are read, by the length of reviews, and of every seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.4), layout="constrained")
@@ -191,6 +192,7 @@ def draw(results: Results) -> "Figure":
         known = {read: results.mean(_name(read), length) for read in READ}
         some = {read: value for read, value in known.items() if value is not None}
         axes.plot(list(some), list(some.values()), "o-", color=f"C{number}", label=f"{length}")
+        draw_seeds(axes, f"C{number}", {read: results.values(_name(read), length) for read in READ})
         if (counted := results.mean(COUNTED, length)) is not None:
             axes.axhline(counted, color=f"C{number}", linestyle=":", label=f"{length}, {COUNTED}")
     axes.set_xscale("log", base=2)
