@@ -37,7 +37,7 @@ class ModelConfig:
     mixers: str | tuple[str, ...] = _field(
         "causal()",
         """who attends to whom: a pattern, or a schedule such as "interleave(window(left=127), stride(period=128) &
-        causal())", for all layers, or one text per layer; "fourier()" is Fourier mixing in place of attention""",
+        causal())", for all layers, or one text per layer; "fourier()" and "linear()" mix tokens without attention""",
     )
     decoder_mixers: str | tuple[str, ...] | None = _field(
         None,

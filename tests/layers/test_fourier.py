@@ -117,5 +117,5 @@ def test_refusals_are_one_line() -> None:
     hidden = random(1, 4, 6)
     with pytest.raises(ConfigurationError, match=r"^fourier\(\) cannot be used by a causal model or with a cache: .*$"):
         FourierMixing()(hidden, cache=object())
-    with refusing(ConfigurationError, "fourier-segments"):
+    with refusing(ConfigurationError, "transform-segments"):
         FourierMixing()(hidden, rows=rows_of(hidden, segments=torch.zeros(1, 4, dtype=torch.int64)))

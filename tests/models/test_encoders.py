@@ -268,7 +268,7 @@ def test_configurations_that_cannot_work(fields: dict, message: str) -> None:
 
 @pytest.mark.parametrize("mixers", ["fourier() | dense()", "interleave(fourier(2), dense())", "split_heads(fourier())"])
 def test_fourier_is_no_pattern(mixers: str) -> None:
-    with refusing(PatternError, "fourier-not-alone") as caught:
+    with refusing(PatternError, "transform-not-alone") as caught:
         AsterismModel(encoder_config(mixers))
     assert "\n" not in str(caught.value)
 

@@ -412,19 +412,35 @@ def test_schedules_with_fourier_round_trip(text):
     schedule = patterns.parse_schedule(text)
     assert str(schedule) == text and patterns.as_schedule(schedule) is schedule
     assert schedule.layer(0) == schedule.layer(schedule.period) == patterns.Fourier()
-    with refusing(PatternError, "fourier-not-a-pattern", "fourier()"):
+    with refusing(PatternError, "transform-not-a-pattern", "fourier()"):
         schedule.patterns  # noqa: B018
+
+
+@pytest.mark.parametrize("text", ("linear()", "linear(learned=False)", "interleave(linear(), causal(), fourier())"))
+def test_schedules_with_linear_mixing_round_trip(text):
+    schedule = patterns.parse_schedule(text)
+    assert str(schedule) == text == schedule.text
+    assert schedule.layer(0) == patterns.Linear(learned="False" not in text) == schedule.transforms[0]
+    assert patterns.parse_schedule("linear(learned=True)").text == "linear()"
+    with refusing(PatternError, "transform-not-a-pattern", "linear("):
+        schedule.patterns  # noqa: B018
+
+
+@pytest.mark.parametrize("text", ("linear(8)", "linear(learned=1)", "linear(tokens=8)", "linear() | causal()"))
+def test_linear_mixing_is_no_pattern_and_takes_no_other_argument(text):
+    with refusing(PatternError, "transform-not-alone", "linear() takes no argument but learned=False"):
+        patterns.parse_schedule(text)
 
 
 @pytest.mark.parametrize("text", ("fourier()", "fourier() | causal()", "~fourier()", "merge(causal(), fourier())"))
 def test_fourier_is_no_pattern(text):
-    with refusing(PatternError, "fourier-not-alone"):
+    with refusing(PatternError, "transform-not-alone"):
         patterns.parse(text)
 
 
 @pytest.mark.parametrize("text", ("fourier(1)", "interleave(fourier(axis=1))", "interleave(causal() | fourier())"))
 def test_fourier_takes_nothing(text):
-    with refusing(PatternError, "fourier-not-alone"):
+    with refusing(PatternError, "transform-not-alone"):
         patterns.parse_schedule(text)
 
 

@@ -5,17 +5,11 @@ from typing import NamedTuple
 
 from asterism.cli.parser import Parser, whole_number
 from asterism.errors import PatternError
-from asterism.patterns import Fourier, Mixer, Schedule, parse_schedule
+from asterism.patterns import Mixer, Schedule, Transform, parse_schedule
 from asterism.patterns.draw import check_queries
 
 MOST_TOKENS = 2**24
 """The longest sequence shown or planned: a plan lists every token, in up to a few gigabytes."""
-
-
-FOURIER = (
-    f"{Fourier.text} mixes all tokens by a Fourier transform (Lee-Thorp 2021): every token depends on every other,"
-    " and there is no pattern of attention"
-)
 
 
 class Turn(NamedTuple):
@@ -45,9 +39,14 @@ def add_pattern(parser: Parser, example: str) -> None:
     )
 
 
+def without_pattern(mixer: Transform) -> str:
+    """What is said of a mixer that has no pattern to show."""
+    return f"{mixer} {mixer.meaning}: every token depends on every other, and there is no pattern of attention"
+
+
 def queries_of(mixer: Mixer, arguments: Namespace) -> int:
     """How many queries a mixer is shown with. Raises PatternError for more than it can have."""
-    if isinstance(mixer, Fourier):
+    if isinstance(mixer, Transform):
         return int(arguments.length)
     count = check_queries(mixer, arguments.length, arguments.queries)
     if count > MOST_TOKENS:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asterism.cli.errors import UsageError
-from asterism.cli.mixers import FOURIER, add_pattern, heading, queries_of, read_pattern
+from asterism.cli.mixers import add_pattern, heading, queries_of, read_pattern, without_pattern
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.cli.waiting import waiting
 from asterism.compiler import compile_pattern
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> None:
         plans = [_plan(turn.mixer, arguments) for turn in turns]
     if arguments.json:
         rows = [
-            {"places": turn.places, "mixer": turn.mixer.text, "plan": plan[1] if plan else None}
+            {"places": turn.places, "mixer": turn.mixer.text, "plan": plan[1]}
             for turn, plan in zip(turns, plans, strict=True)
         ]
         print_json({"schedule": schedule.text, "length": arguments.length, "period": schedule.period, "mixers": rows})
@@ -41,13 +41,13 @@ def run(argv: Sequence[str]) -> None:
     for number, (turn, plan) in enumerate(zip(turns, plans, strict=True)):
         if schedule.period > 1:
             print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
-        print(plan[0] if plan else FOURIER)
+        print(plan[0])
 
 
-def _plan(mixer: Mixer, arguments: Namespace) -> tuple[str, dict[str, Any]] | None:
+def _plan(mixer: Mixer, arguments: Namespace) -> tuple[str, dict[str, Any] | None]:
     """A mixer's plan in words and as a record; that of a transform is None."""
     if not isinstance(mixer, Pattern):
-        return None
+        return without_pattern(mixer), None
     queries = queries_of(mixer, arguments)
     if arguments.devices is None:
         _refuse_row_flags(arguments)

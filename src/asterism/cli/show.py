@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import groupby
 
 from asterism.cli.errors import UsageError
-from asterism.cli.mixers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
+from asterism.cli.mixers import Turn, add_pattern, heading, queries_of, read_pattern, without_pattern
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, percent, print_json, whole_number
 from asterism.cli.show_model import names_model, show_model
@@ -20,7 +20,7 @@ from asterism.compiler import Plan, compile_pattern
 from asterism.compiler.blocks import pairs_read
 from asterism.errors import PatternError
 from asterism.memory import amount
-from asterism.patterns import Fourier, Mixer, Pattern, Schedule
+from asterism.patterns import Mixer, Pattern, Schedule, Transform
 from asterism.patterns.draw import ASCII_GLYPHS, GLYPHS, Degrees, degrees, draw, draw_image, head_of
 from asterism.patterns.selected import bounds_of
 
@@ -57,8 +57,9 @@ def run(argv: Sequence[str]) -> None:
 
 def _drawable(turns: Sequence[Turn]) -> list[Pattern]:
     patterns = [turn.mixer for turn in turns if isinstance(turn.mixer, Pattern)]
-    if not patterns:
-        raise UsageError("plot-needs-pattern", f"--plot: {FOURIER}; leave --plot out")
+    transform = next((turn.mixer for turn in turns if isinstance(turn.mixer, Transform)), None)
+    if not patterns and transform is not None:
+        raise UsageError("plot-needs-pattern", f"--plot: {without_pattern(transform)}; leave --plot out")
     return patterns
 
 
@@ -72,8 +73,8 @@ def _check_head(schedule: Schedule, head: int | None) -> None:
 
 def _describe(pattern: Mixer, queries: int, n: int, head: int | None) -> str:
     """The picture of one head, and the figures of that head if it was asked for, else of every head."""
-    if isinstance(pattern, Fourier):
-        return FOURIER
+    if isinstance(pattern, Transform):
+        return without_pattern(pattern)
     drawn = head_of(pattern, head or 0)
     glyphs = GLYPHS if _shows("".join(GLYPHS.values())) else ASCII_GLYPHS
     if pattern.chooses:
@@ -140,7 +141,7 @@ def _keys(read: Degrees, queries: int) -> str:
 
 
 def _record(pattern: Mixer, queries: int, n: int, head: int | None) -> dict[str, object]:
-    if isinstance(pattern, Fourier):
+    if isinstance(pattern, Transform):
         return {"picture": None, "heads": [], "plan": None}
     if pattern.chooses:
         density = pairs_read(pattern, queries, n, 0) / (queries * n)

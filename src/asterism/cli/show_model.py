@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asterism.cli.errors import UsageError
-from asterism.cli.mixers import FOURIER
+from asterism.cli.mixers import without_pattern
 from asterism.cli.parser import percent, print_json
 from asterism.cli.waiting import waiting
 from asterism.columns import aligned
@@ -18,7 +18,7 @@ from asterism.compiler.blocks import pairs_read
 from asterism.compiler.liveness import last_reader
 from asterism.errors import PatternError
 from asterism.memory import amount
-from asterism.patterns import Fourier, Mixer, Pattern, parse_schedule
+from asterism.patterns import Mixer, Pattern, Transform, parse_schedule
 from asterism.patterns.pattern import And
 from asterism.patterns.primitives import Blocks
 from asterism.patterns.sides import beyond_sides, sides_of
@@ -118,8 +118,9 @@ def _lines(described: "ModelAttention", costs: Mapping[Mixer | None, _Cost], n: 
 def _row(
     one: "LayerAttention", cost: _Cost, numbers: list[int], described: "ModelAttention", n: int
 ) -> tuple[str, str, str, str, str]:
-    if one.pattern is None or isinstance(one.pattern, Fourier):
-        return one.otherwise or FOURIER.partition(" (")[0], "", "", "", _numbers(numbers)
+    if one.pattern is None or isinstance(one.pattern, Transform):
+        told = "" if one.pattern is None else without_pattern(one.pattern).partition(" (")[0]
+        return one.otherwise or told, "", "", "", _numbers(numbers)
     pairs = cost.pairs or 0
     return str(one.pattern), _reads(one.pattern), f"{pairs:,}", percent(pairs / _dense(described, n)), _numbers(numbers)
 

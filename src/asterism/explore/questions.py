@@ -15,7 +15,7 @@ from asterism.explore.picture import MOST_CELLS, draw_part
 from asterism.explore.proof import prove
 from asterism.explore.values import Given, number, part
 from asterism.explore.vocabulary import vocabulary
-from asterism.patterns import Fourier, Mixer, Pattern, Schedule, parse_schedule
+from asterism.patterns import Mixer, Pattern, Schedule, Transform, parse_schedule
 from asterism.patterns.draw import check_queries
 from asterism.patterns.pattern import MOST_HEADS
 
@@ -54,8 +54,8 @@ def _picture(given: Given) -> dict[str, Any]:
     layer = number(given, "layer", 0, 2**31 - 1) % schedule.period
     mixer = schedule.layer(layer)
     told = _told(schedule, n, layer)
-    if isinstance(mixer, Fourier):
-        return told | {"note": "fourier() mixes all tokens by a Fourier transform (Lee-Thorp 2021): it has no pairs"}
+    if isinstance(mixer, Transform):
+        return told | {"note": f"{mixer} {mixer.meaning}: it has no pairs"}
     queries = check_queries(mixer, n, None)
     if not 1 <= queries <= MOST_TOKENS:
         raise PatternError(
@@ -119,8 +119,8 @@ def _schedule(given: Given) -> Schedule:
 def _pattern(given: Given) -> Pattern:
     schedule = _schedule(given)
     mixer = schedule.layer(number(given, "layer", 0, 2**31 - 1))
-    if isinstance(mixer, Fourier):
-        raise PatternError("fourier-not-a-pattern", "fourier() has no pairs to count")
+    if isinstance(mixer, Transform):
+        raise PatternError("transform-not-a-pattern", f"{mixer} has no pairs to count")
     return mixer
 
 

@@ -4,7 +4,7 @@ import inspect
 import re
 
 from asterism.patterns import interleave
-from asterism.patterns.text import VOCABULARY
+from asterism.patterns.text import TRANSFORMS, VOCABULARY
 
 
 def vocabulary() -> list[dict[str, object]]:
@@ -14,12 +14,11 @@ def vocabulary() -> list[dict[str, object]]:
         {"name": name, "arguments": _arguments(function), "meaning": _meaning(function.__doc__ or "")}
         for name, function in functions.items()
     ]
-    transform: dict[str, object] = {
-        "name": "fourier",
-        "arguments": [],
-        "meaning": "Fourier mixing in place of attention, in a layer.",
-    }
-    return sorted([*words, transform], key=lambda word: str(word["name"]))
+    words += [
+        {"name": name, "arguments": _arguments(transform), "meaning": f"In place of attention, {transform().meaning}."}
+        for name, transform in TRANSFORMS.items()
+    ]
+    return sorted(words, key=lambda word: str(word["name"]))
 
 
 def _arguments(function: object) -> list[str]:

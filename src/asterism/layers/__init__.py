@@ -14,6 +14,7 @@ from asterism.layers.fourier import FourierMixing
 from asterism.layers.index import IndexBranch
 from asterism.layers.initialisation import ResidualLinear, initialise
 from asterism.layers.linear import Linear
+from asterism.layers.linear_mixing import LinearMixing
 from asterism.layers.persistent import AdaptiveSpan, PersistentAttention, PersistentVectors, within_span
 from asterism.layers.positions import (
     BucketedPositions,
@@ -34,6 +35,7 @@ __all__ = [
     "FactorisedPositions",
     "FeedForward",
     "FourierMixing",
+    "LinearMixing",
     "GatedFeedForward",
     "IndexBranch",
     "LearnedPositions",

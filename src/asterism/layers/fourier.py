@@ -5,12 +5,28 @@ from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.layers.rows import Rows, rows_of
+from asterism.patterns import Fourier, Transform
 
-NOT_CAUSAL = (
-    "fourier() cannot be used by a causal model or with a cache: every output of a Fourier transform reads every"
-    " token, including the future; use a causal pattern in this layer"
-)
-"""Why a causal model refuses Fourier mixing."""
+
+def not_causal(mixer: Transform) -> str:
+    """Why a causal model refuses a mixer that has no pattern."""
+    return (
+        f"{mixer} cannot be used by a causal model or with a cache: every output reads every token, including the"
+        " future; use a causal pattern in this layer"
+    )
+
+
+def check_rows(mixer: Transform, hidden: torch.Tensor, rows: Rows | None, cache: object | None) -> Rows:
+    """The rows that a mixer without a pattern reads. Raises ConfigurationError for a cache, segments and documents."""
+    if cache is not None:
+        raise ConfigurationError("reads-future", not_causal(mixer))
+    rows = rows_of(hidden) if rows is None else rows
+    if rows.segments is not None or rows.documents is not None:
+        raise ConfigurationError(
+            "transform-segments",
+            f"{mixer} reads all tokens of a row and cannot keep segments apart; give each segment its own row",
+        )
+    return rows
 
 
 class FourierMixing(nn.Module):
@@ -30,12 +46,4 @@ class FourierMixing(nn.Module):
 
         Raises ConfigurationError for a cache, because the transform is never causal, and for segments and documents.
         """
-        if cache is not None:
-            raise ConfigurationError("reads-future", NOT_CAUSAL)
-        rows = rows_of(hidden) if rows is None else rows
-        if rows.segments is not None or rows.documents is not None:
-            raise ConfigurationError(
-                "fourier-segments",
-                "fourier() reads all tokens of a row and cannot keep segments apart; give each segment its own row",
-            )
-        return rows.fourier(hidden)
+        return check_rows(Fourier(), hidden, rows, cache).fourier(hidden)

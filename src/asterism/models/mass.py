@@ -16,7 +16,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels.mass import BlockMass, lse_of, mass_of, shares_of
 from asterism.kernels.operands import Operands
 from asterism.kernels.watching import watching
-from asterism.layers import FourierMixing, PersistentAttention, SparseAttention
+from asterism.layers import FourierMixing, LinearMixing, PersistentAttention, SparseAttention
 from asterism.layers.rows import is_sharded
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.drop_in.field import IMPLEMENTATION
@@ -193,8 +193,9 @@ def _attention_of(model: nn.Module) -> tuple[dict[int, nn.Module], MassRecord]:
 
 def _reason(mixer: nn.Module) -> str | None:
     """Why a mixer of ours cannot be recorded."""
-    if isinstance(mixer, FourierMixing):
-        return "fourier() mixes tokens by a Fourier transform and has no attention"
+    if isinstance(mixer, FourierMixing | LinearMixing):
+        name = "fourier" if isinstance(mixer, FourierMixing) else "linear"
+        return f"{name}() mixes tokens without attention"
     if isinstance(mixer, PersistentAttention):
         return "persistent vectors share the softmax with the tokens, and belong to no block"
     if not isinstance(mixer, SparseAttention):

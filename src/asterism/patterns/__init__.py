@@ -42,16 +42,18 @@ from asterism.patterns.published import (
     yun_window,
 )
 from asterism.patterns.random_blocks import random_blocks
-from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
+from asterism.patterns.schedule import Fourier, Linear, Mixer, Schedule, Transform, interleave, merge, split_heads
 from asterism.patterns.text import as_schedule, in_full, layer_mixers, mixer_counts, parse, parse_schedule
 from asterism.patterns.tree import parents_in_row, tree
 
 __all__ = [
     "Fourier",
+    "Linear",
     "Mixer",
     "Named",
     "Pattern",
     "Schedule",
+    "Transform",
     "Verdict",
     "across",
     "as_schedule",

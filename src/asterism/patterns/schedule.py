@@ -5,6 +5,7 @@ groups of heads follow different patterns (MULTIHEAD). Merging and splitting giv
 know the layer.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,20 +15,48 @@ from asterism.patterns.pattern import MOST_HEADS, Pattern, check_integer, check_
 from asterism.patterns.primitives import per_head
 
 
-@dataclass(frozen=True)
-class Fourier:
-    """Fourier mixing (Lee-Thorp 2021) in place of attention: every token reads every other, without a pattern."""
+class Transform(ABC):
+    """What mixes tokens in place of attention, without a pattern: every token reads every other."""
 
-    text: ClassVar[str] = "fourier()"
     has_pairs: ClassVar[bool] = False
     is_causal: ClassVar[bool] = False
     depends_on_length: ClassVar[bool] = False  # each row is transformed at its own length anyway
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """As a schedule has it."""
+
+    @property
+    @abstractmethod
+    def meaning(self) -> str:
+        """What it does, for people: "mixes all tokens by ..."."""
 
     def __str__(self) -> str:
         return self.text
 
 
-Mixer = Pattern | Fourier
+@dataclass(frozen=True)
+class Fourier(Transform):
+    """Fourier mixing (Lee-Thorp 2021)."""
+
+    text = "fourier()"
+    meaning = "mixes all tokens by a Fourier transform (Lee-Thorp 2021)"
+
+
+@dataclass(frozen=True)
+class Linear(Transform):
+    """A matrix over tokens and one over features (Lee-Thorp 2021): learned, or random and fixed."""
+
+    learned: bool = True
+    meaning = "mixes all tokens by a matrix (Lee-Thorp 2021)"
+
+    @property
+    def text(self) -> str:
+        return "linear()" if self.learned else "linear(learned=False)"
+
+
+Mixer = Pattern | Transform
 """What mixes the tokens of a layer."""
 
 
@@ -43,14 +72,19 @@ class Schedule:
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        """The mixers, all of them patterns. Raises PatternError for a schedule with fourier()."""
+        """The mixers, all of them patterns. Raises PatternError for a schedule with a transform."""
         patterns = tuple(mixer for mixer in self.mixers if isinstance(mixer, Pattern))
         if len(patterns) < len(self.mixers):
             raise PatternError(
-                "fourier-not-a-pattern",
-                f"{self}: {Fourier.text} is not a pattern; only Asterism's own models support it",
+                "transform-not-a-pattern",
+                f"{self}: {self.transforms[0]} is not a pattern; only Asterism's own models support it",
             )
         return patterns
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The mixers that are no patterns."""
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, Transform))
 
     @property
     def period(self) -> int:
@@ -77,7 +111,7 @@ def _write(mixers: Sequence[str]) -> str:
 def interleave(*mixers: Mixer) -> Schedule:
     """Let layers take turns: `interleave(a, b, b)` gives a, b, b, a, b, b, ... Raises PatternError without mixers."""
     for mixer in mixers:
-        if not isinstance(mixer, Fourier):
+        if not isinstance(mixer, Transform):
             check_pattern("interleave", "every argument", mixer)
     return Schedule(mixers)
 

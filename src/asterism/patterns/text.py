@@ -1,7 +1,7 @@
 """The text form of patterns, schedules and mixers: `parse("fixed(stride=128, summary=8) | window(left=64)")`.
 
     schedule   interleave(mixer, mixer, ...) or one mixer for every layer
-    mixer      pattern or fourier()
+    mixer      pattern, fourier(), linear() or linear(learned=False)
     pattern    calls of the vocabulary, joined by | & ~
 
 Python's own grammar reads the text into a syntax tree, and a closed vocabulary interprets it: calls of known names,
@@ -9,6 +9,7 @@ the operators | & ~, numbers, True, False, None, strings, tuples and lists. Noth
 """
 
 import ast
+import inspect
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, TypeGuard
@@ -24,7 +25,7 @@ from asterism.patterns.grid import grid
 from asterism.patterns.part import part
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
-from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
+from asterism.patterns.schedule import Fourier, Linear, Mixer, Schedule, Transform, interleave, merge, split_heads
 from asterism.patterns.selected import selected
 from asterism.patterns.tree import tree
 
@@ -79,7 +80,9 @@ _RENAMED: dict[tuple[str, str], Callable[[Any], tuple[str, Any]]] = {
 }
 """What arguments are called today that older texts, such as those of saved models, have under another name."""
 
-_NAMES = (*VOCABULARY, "interleave", "fourier")
+TRANSFORMS: dict[str, Callable[..., Transform]] = {"fourier": Fourier, "linear": Linear}
+"""What a layer may have in place of a pattern."""
+_NAMES = (*VOCABULARY, "interleave", *TRANSFORMS)
 
 _LIST_MEMBERS = "a call such as window(left=255), the operators | & ~, whole numbers, tuples and lists"
 
@@ -215,9 +218,18 @@ def _parse_mixer(text: str) -> Mixer:
 
 
 def _read_mixer(tree: ast.expr, text: str) -> Mixer:
-    if _calls(tree, "fourier") and not tree.args and not tree.keywords:
-        return Fourier()
-    return _read_pattern(tree, text)
+    return _read_transform(tree) or _read_pattern(tree, text)
+
+
+def _read_transform(tree: ast.expr) -> Transform | None:
+    """A transform with arguments that it has; None for anything else, such as a pattern."""
+    for name, transform in TRANSFORMS.items():
+        if _calls(tree, name) and not tree.args:
+            given = {word.arg or "": getattr(word.value, "value", None) for word in tree.keywords}
+            known = inspect.signature(transform).parameters
+            if given.keys() <= known.keys() and all(isinstance(value, bool) for value in given.values()):
+                return transform(**given)
+    return None
 
 
 def _read_pattern(tree: ast.expr, text: str) -> Pattern:
@@ -317,10 +329,11 @@ def _unknown(name: str, text: str) -> PatternError:
             "schedule-within-pattern",
             f"unknown pattern {name!r}. It is a schedule: write it outermost, around patterns.",
         )
-    if name == "fourier":
+    if name in TRANSFORMS:
+        takes = "no arguments" if name == "fourier" else "no argument but learned=False"
         return PatternError(
-            "fourier-not-alone",
-            f"fourier() takes no arguments and is not a pattern, got {quoted(text)}: write it alone, or as a part of"
+            "transform-not-alone",
+            f"{name}() takes {takes} and is not a pattern, got {quoted(text)}: write it alone, or as a part of"
             " interleave(...)",
         )
     return PatternError("unknown-pattern", f"unknown pattern {shown(name)}.{nearest(name[:60], _NAMES)}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asterism.errors import AsterismError
-from asterism.patterns import Fourier, Mixer, as_schedule
+from asterism.patterns import Linear, Mixer, Transform, as_schedule
 from asterism.patterns.across import queries_to_the_end
 from asterism.patterns.draw import draw, keys_read
 from asterism.patterns.pattern import Verdict
@@ -183,8 +183,10 @@ def _drawn(
     stack: _Stack, mixer: Mixer, numbers: Sequence[int], count: int, shape: Mapping[str, Any], *, is_drawn: bool
 ) -> DrawnMixer:
     text, width, length = plain(str(mixer), 300), _first(shape, _WIDTHS) or 0, stack.keys
-    if isinstance(mixer, Fourier):
-        transform = 2.5 * length * width * log2(max(2, length * width))
+    if isinstance(mixer, Transform):
+        real = length * width
+        is_linear = isinstance(mixer, Linear)
+        transform = 2.0 * real * (length + width) if is_linear else 2.5 * real * log2(max(2, real))
         return DrawnMixer(stack.title, text, numbers, count, length, length, 1, [], None, False, transform)
     queries = queries_to_the_end(mixer, length) if stack.queries is None else stack.queries
     pictures = []

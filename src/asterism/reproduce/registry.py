@@ -3,10 +3,12 @@
 from asterism.errors import ConfigurationError, nearest
 from asterism.reproduce.experiment import Experiment
 from asterism.reproduce.experiments.blocks_512 import BUILDING_BLOCKS
+from asterism.reproduce.experiments.blocks_reviews import BLOCKS_REVIEWS
 from asterism.reproduce.experiments.context import CONTEXTS
 from asterism.reproduce.experiments.copy_task import COPY_TASK
 from asterism.reproduce.experiments.factorised import FACTORISED_PICTURES, FACTORISED_TEXT
 from asterism.reproduce.experiments.fnet import FNET
+from asterism.reproduce.experiments.fnet_length import FNET_LENGTH
 from asterism.reproduce.experiments.frontier import FRONTIER
 from asterism.reproduce.experiments.furthest import FURTHEST
 from asterism.reproduce.experiments.genomics import GENOMICS
@@ -44,6 +46,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         REACH,
         PRICE_OF_UNIVERSALITY,
         BUILDING_BLOCKS,
+        BLOCKS_REVIEWS,
         CONTEXT_MLM,
         LONG_DOCUMENTS,
         REVIEWS,
@@ -53,6 +56,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         TURING,
         FURTHEST,
         FNET,
+        FNET_LENGTH,
         PERSISTENT,
         LRA_LISTOPS,
         LRA_TEXT,

@@ -133,6 +133,14 @@ class RowsHere(Rows):
     def fourier(self, hidden: Tensor) -> Tensor:
         return fourier(hidden) if self.real is None else fourier_of_rows(hidden, self.real)
 
+    def linear(self, hidden: Tensor, over_tokens: Tensor) -> Tensor:
+        count = hidden.shape[1]
+        over_tokens = over_tokens[:count, :count].to(hidden.dtype)
+        if self.real is None:
+            return over_tokens @ hidden
+        real = self.real.unsqueeze(-1)
+        return (over_tokens @ hidden.masked_fill(~real, 0)).masked_fill(~real, 0)
+
     # --- what heads ask of whole rows ---
 
     def first(self, hidden: Tensor) -> Tensor:

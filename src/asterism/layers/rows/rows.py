@@ -106,6 +106,11 @@ class Rows:
         """[B, N, C] -> [B, N, C]: the transform of `asterism.kernels.fourier` of the real tokens; 0 for padding."""
         raise NotImplementedError
 
+    def linear(self, hidden: Tensor, over_tokens: Tensor) -> Tensor:
+        """[B, N, C] -> [B, N, C]: the real tokens of each row, mixed by the corner of a matrix [most, most]; 0 for
+        padding. Raises ConfigurationError for rows on several devices."""
+        raise NotImplementedError
+
     # --- what heads ask of whole rows, of hidden states [B, N, C] by column ---
 
     def first(self, hidden: Tensor) -> Tensor:

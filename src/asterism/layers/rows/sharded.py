@@ -140,6 +140,13 @@ class ShardedRows(Rows):
         with self._exchanging("a Fourier transform", hidden):
             return fourier_of_rows(self.context, hidden, self.shards, self.real, self.lengths)
 
+    def linear(self, hidden: Tensor, over_tokens: Tensor) -> Tensor:
+        raise ConfigurationError(
+            "linear-sharded",
+            "linear() mixes a row by a matrix, and cannot mix rows that several devices share; train without sequence"
+            " parallelism, or with fourier()",
+        )
+
     # --- what heads ask of whole rows ---
 
     def first(self, hidden: Tensor) -> Tensor:

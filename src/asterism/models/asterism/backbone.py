@@ -306,8 +306,9 @@ class AsterismModel(AsterismPreTrainedModel):
             return f"this model puts {self.config.global_tokens} global tokens before a row, not before a document"
         if self.config.global_projections is not None:
             return "global_projections read a whole row"
-        if not all(mixer.has_pairs for mixer in self.mixers):
-            return "fourier() reads a whole row"
+        for mixer in self.mixers:
+            if not mixer.has_pairs:
+                return f"{mixer} reads a whole row"
         return None
 
     def _find_cache(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:

@@ -16,6 +16,7 @@ from asterism.layers import (
     FourierMixing,
     GatedFeedForward,
     LearnedPositions,
+    LinearMixing,
     PersistentAttention,
     PostNormBlock,
     PreNormBlock,
@@ -25,7 +26,7 @@ from asterism.layers import (
     SparseAttention,
 )
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.patterns import Fourier, Mixer, Pattern
+from asterism.patterns import Linear, Mixer, Pattern, Transform
 
 
 class AsterismBlock(GradientCheckpointingLayer, PreNormBlock):
@@ -55,13 +56,19 @@ def make_block(
         "layer_norm_eps": config.layer_norm_eps,
         "cross_attention": None if cross is None else _cross_attention(config, cross),
     }
-    module = FourierMixing() if isinstance(mixer, Fourier) else _attention(config, mixer)
+    module = _attention(config, mixer) if isinstance(mixer, Pattern) else _transform(config, mixer)
     if config.block == "all_attention":
         return AsterismAllAttentionBlock(module, config.hidden_size, **options)
     kind = AsterismBlock if config.block == "pre_norm" else AsterismPostNormBlock
     layer = GatedFeedForward if config.gated_feed_forward else FeedForward
     sizes = config.hidden_size, config.intermediate_size
     return kind(module, config.hidden_size, layer(*sizes, config.hidden_act, config.feed_forward_bias), **options)
+
+
+def _transform(config: AsterismConfig, mixer: Transform) -> FourierMixing | LinearMixing:
+    if isinstance(mixer, Linear):
+        return LinearMixing(config.max_position_embeddings, config.hidden_size, learned=mixer.learned)
+    return FourierMixing()
 
 
 def _attention(config: AsterismConfig, pattern: Pattern) -> SparseAttention:

@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import within_span
-from asterism.layers.fourier import NOT_CAUSAL
-from asterism.patterns import Fourier, Mixer, Pattern, in_full, layer_mixers, mixer_counts, require_causal
+from asterism.layers.fourier import not_causal
+from asterism.patterns import Mixer, Pattern, Transform, in_full, layer_mixers, mixer_counts, require_causal
 from asterism.shape import MIXERS, RULES, check_values, complaint, described
 
 
@@ -133,8 +133,8 @@ class AsterismConfig(_FromTable):
 
     def pattern_of(self, mixer: Mixer) -> Pattern:
         """The pattern of layers with this mixer. Raises the errors of `layer_patterns`."""
-        if isinstance(mixer, Fourier):
-            raise ConfigurationError("reads-future", NOT_CAUSAL)
+        if isinstance(mixer, Transform):
+            raise ConfigurationError("reads-future", not_causal(mixer))
         return mixer if self.relative_span is None else within_span(mixer, self.relative_span)
 
     def encoder_config(self) -> Self:
@@ -142,7 +142,7 @@ class AsterismConfig(_FromTable):
         encoder = copy.deepcopy(self)
         encoder.decoder_mixers, encoder.is_encoder_decoder = None, False
         if not any(mixer.has_pairs for mixer in encoder.mixer_counts()):
-            encoder.attention_dropout = 0.0  # that of the decoder: fourier() has no pairs to drop
+            encoder.attention_dropout = 0.0  # that of the decoder: there are no pairs to drop
         return encoder
 
     def decoder_config(self) -> Self:
@@ -186,11 +186,10 @@ class AsterismConfig(_FromTable):
 
     def _check_cross(self) -> None:
         for mixer in mixer_counts(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers):
-            if isinstance(mixer, Fourier):
+            if isinstance(mixer, Transform):
                 raise ConfigurationError(
                     "cross-needs-patterns",
-                    "cross_mixers must be patterns, but fourier() is not a pattern: it mixes the tokens of one"
-                    " sequence",
+                    f"cross_mixers must be patterns, but {mixer} is not a pattern: it mixes the tokens of one sequence",
                 )
 
     def require_causal(self) -> None:
@@ -270,9 +269,10 @@ class AsterismConfig(_FromTable):
         self._check_cross()
         if not self.tie_encoder_decoder:
             return
-        if not all(mixer.has_pairs for mixer in self.mixer_counts()):
+        if without := [mixer for mixer in self.mixer_counts() if not mixer.has_pairs]:
             raise ConfigurationError(
-                "tied-fourier", "tie_encoder_decoder needs weights in every mixer, but fourier() has no weights"
+                "tied-transform",
+                f"tie_encoder_decoder needs the weights of attention in every mixer, but {without[0]} has none",
             )
         for name in ("num_hidden_layers", "max_position_embeddings"):
             if getattr(self, name) != getattr(decoder, name):
@@ -288,10 +288,11 @@ class AsterismConfig(_FromTable):
 
     def _check_block(self) -> None:
         """Raises ConfigurationError for options of attention and of blocks that do not go together."""
-        attends = [mixer.has_pairs for mixer in self.mixer_counts()]
+        transforms = [mixer for mixer in self.mixer_counts() if not mixer.has_pairs]
+        names = " and ".join(map(str, transforms))
         if self.block == "all_attention":
             refused = {
-                "has no feed-forward layer, so fourier() cannot be its mixer": not all(attends),
+                f"has no feed-forward layer, so {names} cannot be its mixer": bool(transforms),
                 "takes no bias in its attention: set attention_bias=False": self.attention_bias,
                 "needs persistent vectors: set persistent_vectors to 1 or more": self.persistent_vectors == 0,
                 "takes no rotary positions: use position_type 'relative', 'learned', 'factorised' or 'none'": (
@@ -314,13 +315,13 @@ class AsterismConfig(_FromTable):
                     self.position_type == "buckets" and self.global_projections is not None
                 ),
             }
-            if not any(attends):
+            if len(transforms) == len(self.mixer_counts()):
                 refused |= {
-                    f"has only fourier() mixers, which support no {self.position_type} positions": (
+                    f"has only {names} mixers, which support no {self.position_type} positions": (
                         self.position_type in ("rotary", "buckets")
                     ),
-                    "has only fourier() mixers, which support no attention_dropout": self.attention_dropout > 0,
-                    "has only fourier() mixers, which support no global_projections": (
+                    f"has only {names} mixers, which support no attention_dropout": self.attention_dropout > 0,
+                    f"has only {names} mixers, which support no global_projections": (
                         self.global_projections is not None
                     ),
                 }

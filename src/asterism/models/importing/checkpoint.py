@@ -293,11 +293,11 @@ def _change(
 def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:
     """Raises ConfigurationError for a pattern whose layers need weights that the checkpoint does not have."""
     for number, (old, mixer) in enumerate(zip(own, new, strict=True)):
-        if old.has_pairs != mixer.has_pairs:
+        if (old.has_pairs or type(old)) != (mixer.has_pairs or type(mixer)):
             raise ConfigurationError(
                 "pattern-not-of-weights",
                 f"the pattern gives layer {number} {mixer}, but the checkpoint has the weights of {old}: attention"
-                " and Fourier mixing cannot replace each other",
+                " and other mixers cannot replace each other",
             )
 
 

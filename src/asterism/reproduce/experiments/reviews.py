@@ -37,19 +37,31 @@ def _name(read: int) -> str:
 def trials(scale: Scale) -> Sequence[Trial]:
     """Counted words, then a model that reads so many tokens, for equally many steps of equally many reviews."""
     steps, seeds = (800, 1) if scale == "laptop" else (8000, 3)
-    counted = Baseline(
-        name=COUNTED, seed=0, measure=_count_words, given={"data": TRAIN, "reviews": LEARNED, "asked": ASKED}
-    )
-    return [counted, *(_training(read, seed, steps) for seed in range(seeds) for read in READ)]
+    return [counted(), *(judging(_name(read), seed, steps, read) for seed in range(seeds) for read in READ)]
 
 
-def _training(read: int, seed: int, steps: int) -> Training:
+def counted() -> Baseline:
+    """The regression on counted words and pairs of words."""
+    given = {"data": TRAIN, "reviews": LEARNED, "asked": ASKED}
+    return Baseline(name=COUNTED, seed=0, measure=_count_words, given=given)
+
+
+def judging(
+    name: str,
+    seed: int,
+    steps: int,
+    read: int,
+    mixers: str | Sequence[str] = MIXERS,
+    model: str = f"model-{VOCABULARY}",
+    lengths: Sequence[str] = tuple(WORDS),
+) -> Training:
+    """A run of a new model of two layers with these mixers, in a folder called `model`, that reads so many tokens."""
     return Training(
-        name=_name(read),
+        name=name,
         seed=seed,
         config=FineTuneConfig(
             task="classify",
-            model=f"model-{VOCABULARY}",
+            model=model,
             from_scratch=True,
             data=f"reviews-{LEARNED}.jsonl",
             validation="validation.jsonl",
@@ -69,10 +81,10 @@ def _training(read: int, seed: int, steps: int) -> Training:
         files={
             "data": partial(_write, source=TRAIN, count=LEARNED),
             "validation": partial(_write, source=TEST, count=200),
-            "model": _write_model,
+            "model": partial(_write_model, mixers=mixers),
         },
-        decisive={"mixers": MIXERS, "vocabulary": VOCABULARY, "asked": ASKED},
-        score=_score,
+        decisive={"mixers": mixers, "vocabulary": VOCABULARY, "asked": ASKED},
+        score=partial(_score, lengths=lengths),
     )
 
 
@@ -80,7 +92,7 @@ def _write(path: Path, source: str, count: int, words: range | None = None) -> N
     write_reviews(path, path.parent / source, count, None, seed=0, words=words)
 
 
-def _write_model(path: Path) -> None:
+def _write_model(path: Path, mixers: str | Sequence[str]) -> None:
     """Write the architecture that a run gives new weights, with a tokenizer of the reviews to learn from."""
     from asterism.models import AsterismConfig
     from asterism.training.data.corpora.tokenization import make_tokenizer
@@ -89,7 +101,7 @@ def _write_model(path: Path) -> None:
     tokenizer = make_tokenizer(f"bpe:{VOCABULARY}", texts, max(READ))
     tokenizer.save_pretrained(path)
     AsterismConfig(
-        mixers=MIXERS,
+        mixers=mixers,
         vocab_size=len(tokenizer),
         hidden_size=128,
         num_hidden_layers=2,
@@ -101,13 +113,14 @@ def _write_model(path: Path) -> None:
     ).save_pretrained(path)
 
 
-def _score(folder: Path) -> Figures:
-    """Accuracy on test reviews of each length."""
+def _score(folder: Path, lengths: Sequence[str]) -> Figures:
+    """Accuracy on test reviews of these lengths."""
     from asterism.training import evaluate, open_run
 
     run, data = open_run(folder), folder.parents[1] / DATA
     found = {}
-    for length, words in WORDS.items():
+    for length in lengths:
+        words = WORDS[length]
         path = data / f"test-{words.start}-{words.stop}.jsonl"
         made(path, partial(_write, source=TEST, count=ASKED, words=words))
         found[length] = float(evaluate(run, data=path, progress=False).figures["scores"]["accuracy"])
