@@ -241,7 +241,9 @@ REVIEWS = Experiment(
         " words that praise or blame, as counting does, and finds more of them in the whole.",
         "Another seed: with 4,096 tokens in place of 512, long reviews gain 6.4 points and short ones lose 0.7. In"
         " the shares of the test split that is 0.1 points, so the first claim hangs on the seed, and the gain on long"
-        " reviews does not. Longer runs were not tried.",
+        " reviews does not.",
+        "Twice the steps: 86.3 and 81.2% with 512 tokens, 87.2 and 87.7% with 4,096. So the gain on long reviews stays,"
+        " 6.5 points, and short ones gain 0.9.",
     ),
     caveats=(
         "The paper fine-tunes RoBERTa and BigBird; the models here are new, and all three have BigBird's pattern.",
