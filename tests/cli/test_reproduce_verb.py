@@ -65,18 +65,29 @@ def test_some_trials_with_other_settings(run, tmp_path):
     assert [cost["name"] for cost in json.loads(counted.out)["costs"]] == ["star, 1 layer"]
 
 
+def test_several_experiments_run_one_after_the_other(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both = run("reproduce", "turing", "reach")
+    assert both.code == 0 and both.out.startswith("turing\n\nmachine and word") and "\n\nreach\n\npattern " in both.out
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"reproduce-turing", "reproduce-reach"}
+    found = json.loads(run("reproduce", "turing", "reach", "--json").out)["experiments"]
+    assert [one["experiment"] for one in found] == ["turing", "reach"]
+    refuses(run("reproduce", "turing", "rech"), 2, "Did you mean 'reach'?")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         ("", 2, "give the NAME of an experiment, or --list"),
         ("copy-tsk", 2, "Did you mean 'copy-task'?"),
         ("turing --scale paper", 2, "turing runs at scale laptop, not paper"),
-        ("bigbird", 2, "That paper has building-blocks, context-mlm"),
+        ("bigbird", 2, "That paper has building-blocks, blocks-reviews"),
         ("lra-text", 3, "imdb-train.jsonl.xz"),
         ("turing --data nosuch", 3, "there is no folder 'nosuch'"),
         ("turing --jobs 0", 2, "jobs: must be at least 1, got 0"),
         ("turing --scale desktop", 2, "invalid choice: 'desktop'"),
         ("turing --output file", 4, "file"),
+        ("reach turing --output made", 2, "--output is the folder of one experiment"),
         ("reach --set length=64", 2, "--set and --only need a folder of their own: --output DIR"),
         ("reach --output made --set length", 2, "give NAME=VALUE, got 'length'"),
         ("reach --output made --set lenth=64", 2, "Did you mean 'length'?"),

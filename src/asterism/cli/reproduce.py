@@ -1,8 +1,9 @@
-"""asterism reproduce: run an experiment of a paper again, and see which of its claims hold.
+"""asterism reproduce: run experiments of papers again, and see which of their claims hold.
 
-NAME is an experiment of --list. At scale `laptop` it takes two cores about an hour; `workstation` is for one GPU and a
-day; `--scale paper --dry-run` counts what the published sizes cost. The folder gets page.md, plot.svg, record.json and
-the runs. The same command continues an experiment that was stopped, and what is measured is not run again.
+NAME is an experiment of --list; several run one after the other. At scale `laptop` one takes two cores at most an hour;
+`workstation` is for one GPU and a day; `--scale paper --dry-run` counts what the published sizes cost. The folder gets
+page.md, plot.svg, record.json and the runs. The same command continues an experiment that was stopped, and what is
+measured is not run again.
 """
 
 from argparse import Namespace
@@ -29,11 +30,21 @@ def run(argv: Sequence[str]) -> None:
         print_json({"pages": [str(path) for path in paths]}) if arguments.json else print(*paths, sep="\n")
     elif arguments.list:
         _print_list(arguments.json)
-    elif arguments.name is None:
+    elif not arguments.names:
         raise UsageError("reproduce-name", "give the NAME of an experiment, or --list to see them")
     else:
-        one = _changed(find_experiment(arguments.name), arguments)
-        _print_costs(one, arguments.scale, arguments.json) if arguments.dry_run else _reproduce(one, arguments)
+        if len(arguments.names) > 1 and arguments.output is not None:
+            raise UsageError("reproduce-output", "--output is the folder of one experiment; leave it out for several")
+        experiments = [_changed(find_experiment(name), arguments) for name in arguments.names]
+        found = []
+        for one in experiments:
+            text, record = (_costs if arguments.dry_run else _reproduce)(one, arguments)
+            head = f"{one.name}\n\n" if len(experiments) > 1 else ""
+            if not arguments.json:
+                print("\n" * bool(found) + head + text)
+            found.append(record)
+        if arguments.json:
+            print_json(found[0] if len(found) == 1 else {"experiments": found})
 
 
 def _changed(one: Experiment, arguments: Namespace) -> Experiment:
@@ -53,7 +64,8 @@ def _changed(one: Experiment, arguments: Namespace) -> Experiment:
     return changed(one, arguments.scale, settings, arguments.only)
 
 
-def _reproduce(one: Experiment, arguments: Namespace) -> None:
+def _reproduce(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, Any]]:
+    """Run an experiment: what it found, for people and as JSON."""
     require_package("matplotlib", "matplotlib", "plot", "the plot of an experiment")
     from asterism.reproduce.record import results_of
     from asterism.reproduce.run import PAGE, reproduce
@@ -71,10 +83,8 @@ def _reproduce(one: Experiment, arguments: Namespace) -> None:
         raise
     results = results_of(record)
     findings = findings_of(one, results)
-    if arguments.json:
-        print_json({**record, "findings": [vars(finding) for finding in findings]})
-        return
-    print(one.table(results).aligned(), "", *findings, "", f"the page: {folder / PAGE}", sep="\n")
+    lines = [one.table(results).aligned(), "", *map(str, findings), "", f"the page: {folder / PAGE}"]
+    return "\n".join(lines), {**record, "findings": [vars(finding) for finding in findings]}
 
 
 def _print_list(as_json: bool) -> None:
@@ -136,23 +146,23 @@ def _held(verdicts: Sequence[str]) -> str:
     return f"{verdicts.count(verdict(True))} of {len(verdicts)}"
 
 
-def _print_costs(one: Experiment, scale: Scale, as_json: bool) -> None:
+def _costs(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, Any]]:
+    """What an experiment costs, for people and as JSON."""
     from asterism.reproduce.costs import cost_table, costs, is_fine_tuned
 
     with waiting("counting operations and memory"):
-        found = costs(one, scale)
-    if as_json:
-        not_counted = ["fine-tuning"] if is_fine_tuned(one) else []
-        print_json({"experiment": one.name, "costs": [vars(cost) for cost in found], "not_counted": not_counted})
-    else:
-        print(cost_table(found, scale).aligned())
-        if is_fine_tuned(one):
-            print("Fine-tuning is not counted.")
+        counted = costs(one, arguments.scale)
+    lines, not_counted = [cost_table(counted, arguments.scale).aligned()], list[str]()
+    if is_fine_tuned(one):
+        lines.append("Fine-tuning is not counted.")
+        not_counted.append("fine-tuning")
+    record = {"experiment": one.name, "costs": [vars(cost) for cost in counted], "not_counted": not_counted}
+    return "\n".join(lines), record
 
 
 def _parser() -> Parser:
     parser = Parser("reproduce", __doc__ or "", "asterism reproduce reach")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="an experiment; --list names them")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="an experiment; --list names them")
     parser.add_argument(
         "--scale", choices=SCALES, default=SCALES[0], help="laptop (default), workstation, or paper (with --dry-run)"
     )
