@@ -6,8 +6,11 @@ Windows has neither such locks nor forks.
 
 import errno
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +33,32 @@ def lock(file: int | IO[Any], *, wait: bool = False) -> None:
     if not HAS_LOCKS:
         raise OSError(errno.ENOLCK, "locks that end with their holder need Linux or macOS (on Windows: WSL)")
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def run_module(
+    module: str, request: Mapping[str, Any], environment: Mapping[str, str], timeout: float | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Call `main(request)` of a module in a process of its own, with the modules that this process would import.
+
+    The process has these environment variables, and ends with this one. Raises subprocess.TimeoutExpired.
+    """
+    given = json.dumps({"path": sys.path, "module": module, "request": request})
+    # -P: a file of the working directory is not taken for a module of Python
+    command = [sys.executable, "-P", "-c", _CHILD, given]
+    return subprocess.run(command, capture_output=True, text=True, env=dict(environment), timeout=timeout)
+
+
+_CHILD = """
+import importlib, json, os, sys, threading, time
+given, parent = json.loads(sys.argv[1]), os.getppid()
+def end_with_parent():
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
+sys.path[:] = given["path"]
+importlib.import_module(given["module"]).main(given["request"])
+"""
 
 
 @contextmanager

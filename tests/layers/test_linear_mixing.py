@@ -85,6 +85,9 @@ def test_what_linear_mixing_refuses():
         made(hidden, rows=rows_of(hidden, segments=segments))
     with refusing(ConfigurationError, "linear-tokens", "at most 8,192, got max_position_embeddings=8,193"):
         LinearMixing(8193, 2)
+    for tokens, width in ((0, 4), (8.5, 4), (4, -1)):
+        with refusing(ConfigurationError, "linear-sizes", "must be a whole number of at least 1"):
+            LinearMixing(tokens, width)
 
 
 # --- in models --------------------------------------------------------------------------------------------------------
@@ -107,6 +110,11 @@ def test_models_are_saved_and_loaded_with_their_matrices(mixers, tmp_path):
     assert torch.equal(again(input_ids=ids).logits, expected)
     learned = [name for name, _ in again.named_parameters() if "over_" in name]
     assert len(learned) == (0 if "False" in mixers else 4 if mixers == "linear()" else 2)
+
+
+def test_global_tokens_have_room_in_front_of_the_longest_row():
+    model = AsterismForMaskedLM(config("linear()", global_tokens=2, position_type="learned")).eval()
+    assert model(input_ids=torch.randint(1, 32, (1, 12))).logits.shape == (1, 12, 32)
 
 
 def test_padding_on_either_side_of_a_row_changes_no_logit():

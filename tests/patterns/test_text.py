@@ -426,7 +426,16 @@ def test_schedules_with_linear_mixing_round_trip(text):
         schedule.patterns  # noqa: B018
 
 
-@pytest.mark.parametrize("text", ("linear(8)", "linear(learned=1)", "linear(tokens=8)", "linear() | causal()"))
+@pytest.mark.parametrize(
+    "text",
+    (
+        "linear(8)",
+        "linear(learned=1)",
+        "linear(learned=True, learned=False)",
+        "linear(tokens=8)",
+        "linear() | causal()",
+    ),
+)
 def test_linear_mixing_is_no_pattern_and_takes_no_other_argument(text):
     with refusing(PatternError, "transform-not-alone", "linear() takes no argument but learned=False"):
         patterns.parse_schedule(text)

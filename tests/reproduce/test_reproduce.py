@@ -461,9 +461,16 @@ def test_records_are_kept_in_the_order_of_trials_and_seeds_however_they_were_mea
     assert [(row["trial"], row["seed"]) for row in found["rows"]] == names
     keep(found)
     assert read_record(tmp_path / "recall.json") == found
-    for wrong in ({"seed": 7}, {"trial": "other"}, {"settings": {**rows[3]["settings"], "steps": 3}}):
-        with refusing(CheckpointError, "reproduce-not-kept", "measure it again"):
+    for wrong in ({"trial": "other"}, {"settings": {**rows[3]["settings"], "steps": 3}}):
+        with refusing(CheckpointError, "reproduce-not-kept", "was not measured with today's settings"):
             keep({**record, "rows": [*rows[:3], {**rows[3], **wrong}, *rows[4:]]})
+    for wrong in (rows[1:], [*rows, rows[0]]):
+        with refusing(CheckpointError, "reproduce-not-kept"):
+            keep({**record, "rows": wrong})
+    with refusing(ConfigurationError, "unknown-experiment"):
+        keep({**record, "experiment": "nope"})
+    with refusing(ConfigurationError, "reproduce-scale"):
+        keep({**record, "scale": "nope"})
     assert read_record(tmp_path / "recall.json") == found
 
 
@@ -502,7 +509,8 @@ def test_a_claim_says_in_how_many_seeds_it_is_decided_so():
             decided("by more than seeds differ", {**means, "spread": spread}, lambda of: False, ""),
         ]
 
-    made = replace(made_up(Asked("net", 0, [])), findings=findings)
+    simple = Baseline(name="simple", seed=0, measure=lambda data: {"score": 2.0}, given={})
+    made = replace(made_up(simple, Asked("net", 0, [])), findings=findings)
     better, spread = findings_of(made, Results(rows))
     assert better == Finding("better", True, "2.67", [True, False, True])
     assert better.verdict() == "holds, in 2 of 3 seeds" and str(better) == "better: holds, in 2 of 3 seeds. 2.67"
@@ -510,6 +518,10 @@ def test_a_claim_says_in_how_many_seeds_it_is_decided_so():
     assert findings_of(made, Results(rows[:2]))[0] == Finding("better", True, "3.00")
     assert findings_of(made, Results(rows[1:]))[0].verdict() == "undecided"
     assert findings_of(made, Results([])) == findings(Results([]))
+    other = [{"trial": "other", "seed": seed, "figures": {}} for seed in (0, 2, 7)]  # of seeds 1 and 7 some are missing
+    assert findings_of(made, Results([*rows, *other]))[0].verdict() == "holds, in 2 of 2 seeds"
+    once = {"trial": "other", "seed": 0, "figures": {}}  # but no baseline
+    assert findings_of(made, Results([*rows, once]))[0].verdict() == "holds"
 
 
 def test_a_claim_is_decided_by_all_its_values():

@@ -1,21 +1,20 @@
-"""Measure the peak memory of one call beyond its operands and results; on CPUs in a separate process.
-
-python -m asterism.bench.memory '{"contender": "eager", "case": {...}, "backward": true, "threads": 1}'
-"""
+"""Measure the peak memory of one call beyond its operands and results; on CPUs in a separate process."""
 
 import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from asterism.bench.case import Case
 from asterism.bench.contenders import Contender
+from asterism.system import run_module
 
 _WARM_LENGTH = 256
 """Tokens of the warm-up call, which loads what is loaded once. Contenders that compile for a length warm up at that
@@ -32,11 +31,10 @@ def peaks(contender: Contender, case: Case, backward: bool, threads: int, timeou
     if sys.platform != "linux":
         return {"forward": None, "forward_backward": None}
     request = {"contender": contender.name, "case": asdict(case), "backward": backward, "threads": threads}
-    command = [sys.executable, "-m", "asterism.bench.memory", json.dumps(request)]
     # With a fixed threshold freed arrays go back to the system at once and cannot hide what the next call takes.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": str(threads)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+        done = run_module(__name__, request, environment, timeout)
     except subprocess.TimeoutExpired:
         return {"forward": None, "forward_backward": None}
     if done.returncode:
@@ -94,13 +92,9 @@ def _status(field: str) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith(field)) * 1024
 
 
-def _main(request: str) -> None:
+def main(asked: Mapping[str, Any]) -> None:
+    """Print the peaks of a request of `peaks`, as JSON."""
     from asterism.bench.record import contender_named
 
-    asked = json.loads(request)
     torch.set_num_threads(asked["threads"])
     print(json.dumps(_measure(contender_named(asked["contender"]), Case(**asked["case"]), asked["backward"])))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])

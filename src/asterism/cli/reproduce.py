@@ -51,6 +51,8 @@ def _changed(one: Experiment, arguments: Namespace) -> Experiment:
     """The experiment as --set and --only have it."""
     if not arguments.set and not arguments.only:
         return one
+    if arguments.scale == SCALES[-1]:
+        raise UsageError("reproduce-set-paper", "--set and --only are for experiments that run: leave them out here")
     if arguments.output is None and not arguments.dry_run:
         raise UsageError("reproduce-changed-folder", "--set and --only need a folder of their own: --output DIR")
     from asterism.reproduce.changes import changed
@@ -60,6 +62,8 @@ def _changed(one: Experiment, arguments: Namespace) -> Experiment:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError("reproduce-set-form", f"--set: give NAME=VALUE, got {text!r}")
+        if name in settings:
+            raise UsageError("reproduce-set-twice", f"--set: {name} is given twice")
         settings[name] = value
     return changed(one, arguments.scale, settings, arguments.only)
 
@@ -83,7 +87,8 @@ def _reproduce(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, An
         raise
     results = results_of(record)
     findings = findings_of(one, results)
-    lines = [one.table(results).aligned(), "", *map(str, findings), "", f"the page: {folder / PAGE}"]
+    lines = [f"Changed: {' '.join(one.changes)}.", ""] if one.changes else []
+    lines += [one.table(results).aligned(), "", *map(str, findings), "", f"the page: {folder / PAGE}"]
     return "\n".join(lines), {**record, "findings": [vars(finding) for finding in findings]}
 
 

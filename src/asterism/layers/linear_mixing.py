@@ -22,11 +22,14 @@ class LinearMixing(nn.Module):
     learned  whether they are trained; else they are random and stay as they are, saved with the model
 
     The first weights keep the size of what they mix: N(0, 1 / sqrt(tokens)) and N(0, 1 / sqrt(width)). Raises
-    ConfigurationError for more than 8,192 tokens.
+    ConfigurationError for more than 8,192 tokens, and for sizes below 1.
     """
 
     def __init__(self, tokens: int, width: int, *, learned: bool = True) -> None:
         super().__init__()
+        for name, size in (("tokens", tokens), ("width", width)):
+            if not isinstance(size, int) or size < 1:
+                raise ConfigurationError("linear-sizes", f"{name}: must be a whole number of at least 1, got {size!r}")
         if tokens > MOST_TOKENS:
             raise ConfigurationError(
                 "linear-tokens",

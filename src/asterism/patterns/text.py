@@ -227,7 +227,11 @@ def _read_transform(tree: ast.expr) -> Transform | None:
         if _calls(tree, name) and not tree.args:
             given = {word.arg or "": getattr(word.value, "value", None) for word in tree.keywords}
             known = inspect.signature(transform).parameters
-            if given.keys() <= known.keys() and all(isinstance(value, bool) for value in given.values()):
+            if (
+                len(given) == len(tree.keywords)
+                and given.keys() <= known.keys()
+                and all(isinstance(value, bool) for value in given.values())
+            ):
                 return transform(**given)
     return None
 

@@ -33,13 +33,12 @@ def changed(
         if name not in known:
             raise ConfigurationError(
                 "reproduce-set",
-                f"set: no trial of {experiment.name} has a setting {shown(name)} that can be changed."
+                f"set: none of these trials of {experiment.name} has a setting {shown(name)} that can be changed."
                 f"{nearest(name, known)}",
             )
     made = [_with_settings(trial, settings) for trial in trials]
-    flags = [f"--only {shlex.quote(name)}" for name in only]
-    flags += [f"--set {shlex.quote(f'{name}={text}')}" for name, text in settings.items()]
-    return replace(experiment, trials=lambda _: made, changes=flags)
+    flags = [f"--set {shlex.quote(f'{name}={settings[name]}')}" for name in sorted(settings)]
+    return replace(experiment, trials=lambda _: made, changes=flags, only=only)
 
 
 def _chosen(experiment: Experiment, trials: Sequence[Trial], only: Sequence[str]) -> Sequence[Trial]:
@@ -80,7 +79,7 @@ def _settable(trial: Trial) -> dict[str, Any]:
 
 def _with_settings(trial: Trial, settings: Mapping[str, str]) -> Trial:
     before = _settable(trial)
-    new = {name: _read(name, text, before[name]) for name, text in settings.items() if name in before}
+    new = {name: _read(trial, name, text, before[name]) for name, text in settings.items() if name in before}
     if not new:
         return trial
     match trial:
@@ -98,7 +97,7 @@ def _with_settings(trial: Trial, settings: Mapping[str, str]) -> Trial:
     raise AssertionError(trial)
 
 
-def _read(name: str, text: str, before: Any) -> Any:
+def _read(trial: Trial, name: str, text: str, before: Any) -> Any:
     """The value that a text says, of the kind of the one before."""
     try:
         value = json.loads(text)
@@ -109,10 +108,10 @@ def _read(name: str, text: str, before: Any) -> Any:
     if isinstance(value, list):
         value = tuple(value)
     kinds = (int, float) if type(before) is float else type(before)
-    if (
-        before is not None
-        and value is not None
-        and (not isinstance(value, kinds) or isinstance(value, bool) != isinstance(before, bool))
-    ):
-        raise ConfigurationError("reproduce-value", f"set: {name} is {before!r}, and {shown(text)} is no value for it")
-    return value
+    fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(before, bool)
+    if before is None or fits or (value is None and isinstance(trial, Training)):  # whose settings know more kinds
+        return value
+    raise ConfigurationError(
+        "reproduce-value",
+        f"set: {name} of {trial.name!r} is {before!r}, and {shown(text)} is no value for it; --only chooses trials",
+    )

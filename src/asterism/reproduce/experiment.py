@@ -8,10 +8,10 @@ page can be written again from a record without a run.
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from asterism.columns import aligned
 from asterism.errors import ConfigurationError
@@ -42,6 +42,8 @@ class Trial(ABC):
 
     name: str
     seed: int
+    has_seeds: ClassVar[bool] = True
+    """Whether more seeds than an experiment has would say more."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -62,14 +64,16 @@ class Results:
         """A figure of a trial, of every seed; empty if it was not measured."""
         return [row["figures"][figure] for row in self.rows if row["trial"] == trial and figure in row["figures"]]
 
-    def by_seed(self) -> list["Results"]:
-        """Those of each seed alone; trials that have one seed, such as most baselines, are part of each."""
+    def by_seed(self, unseeded: Collection[str] = ()) -> list["Results"]:
+        """Those of each seed alone that every trial has; `unseeded` trials that have one seed are part of each."""
         seeds: dict[str, set[int]] = {}
         for row in self.rows:
             seeds.setdefault(row["trial"], set()).add(row["seed"])
+        alike = {name for name, own in seeds.items() if name in unseeded and len(own) == 1}
+        common = [own for name, own in seeds.items() if name not in alike]
         return [
-            Results([row for row in self.rows if row["seed"] == seed or len(seeds[row["trial"]]) == 1])
-            for seed in sorted(set().union(*seeds.values()))
+            Results([row for row in self.rows if row["seed"] == seed or row["trial"] in alike])
+            for seed in sorted(set.intersection(*common) if common else ())
         ]
 
     def mean(self, trial: str, figure: str) -> float | None:
@@ -170,7 +174,8 @@ class Experiment:
     sources     files that the user brings
     caveats     what differs from the paper, and what is not known of it
     tried       of claims that fail: the likely cause, and what was tried
-    changes     flags that make it of the experiment of this name (`changes.changed`)
+    changes     flags that make it of the experiment of this name, such as `--set steps=7` (`changes.changed`)
+    only        the trials that it has of the experiment of this name; none for all
     """
 
     name: str
@@ -187,11 +192,13 @@ class Experiment:
     caveats: Sequence[str] = ()
     tried: Sequence[str] = ()
     changes: Sequence[str] = ()
+    only: Sequence[str] = ()
 
 
 def findings_of(experiment: Experiment, results: Results) -> Sequence[Finding]:
     """The claims, decided by the means over all seeds, and by each seed alone."""
-    alone = [experiment.findings(one) for one in results.by_seed()]
+    trials = experiment.trials(next(iter(experiment.setting)))
+    alone = [experiment.findings(one) for one in results.by_seed([one.name for one in trials if not one.has_seeds])]
     findings = experiment.findings(results)
     if len(alone) < 2:
         return findings

@@ -13,11 +13,11 @@ from typing import Any
 
 from asterism.errors import CheckpointError
 from asterism.files import make_folder, write_text, writing
-from asterism.reproduce.experiment import Experiment, Trial
+from asterism.reproduce.experiment import Experiment, Trial, require_scale
 from asterism.reproduce.page import page, write_plot
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import read_record
-from asterism.reproduce.registry import EXPERIMENTS
+from asterism.reproduce.registry import EXPERIMENTS, find_experiment
 from asterism.reproduce.trials import Training, with_seeds
 from asterism.shape import ModelConfig
 from asterism.training.run.integrity import write_sealed
@@ -36,24 +36,29 @@ def kept(experiment: Experiment) -> dict[str, Any] | None:
 def keep(record: Mapping[str, Any]) -> None:
     """Keep a record in the package's source, in place of the one that is there.
 
-    Its rows are in the order of the trials, in whatever order they were measured. Raises CheckpointError for a row that
-    the experiment does not have, or has with other settings.
+    Its rows are in the order of the trials, in whatever order they were measured. Raises CheckpointError for rows that
+    are not those of the experiment, or have other settings, and ConfigurationError for an unknown experiment or scale.
     """
-    experiment = EXPERIMENTS[record["experiment"]]
+    experiment = find_experiment(record["experiment"])
+    require_scale(experiment, record["scale"])
     trials = with_seeds(experiment.trials(record["scale"]), len({row["seed"] for row in record["rows"]}))
-    by_name = {(trial.name, trial.seed): trial for trial in trials}
-    rows = []
-    for row in record["rows"]:
-        trial = by_name.get((row["trial"], row["seed"]))
-        settings = None if trial is None else telling(row["settings"], trial)
-        if trial is None or settings != telling(trial.settings(), trial):
+    rows = {(row["trial"], row["seed"]): row for row in record["rows"]}
+    kept_rows = []
+    for trial in trials:
+        row = rows.pop((trial.name, trial.seed), None)
+        settings = None if row is None else telling(row["settings"], trial)
+        if row is None or settings != telling(trial.settings(), trial):
             raise CheckpointError(
                 "reproduce-not-kept",
-                f"{experiment.name} has no {row['trial']!r}, seed {row['seed']}, with these settings: measure it again",
+                f"{experiment.name}: {trial.name!r}, seed {trial.seed}, was not measured with today's settings",
             )
-        rows.append({**row, "settings": settings})
-    rows.sort(key=lambda row: [*by_name].index((row["trial"], row["seed"])))
-    write_sealed(PLACE / f"{experiment.name}.json", {**record, "rows": rows})
+        kept_rows.append({**row, "settings": settings})
+    if len(kept_rows) != len(record["rows"]):
+        raise CheckpointError(
+            "reproduce-not-kept",
+            f"{experiment.name}: it has {len(trials)} trials, and the record {len(record['rows'])}",
+        )
+    write_sealed(PLACE / f"{experiment.name}.json", {**record, "rows": kept_rows})
 
 
 def telling(settings: Mapping[str, Any], trial: Trial) -> dict[str, Any]:

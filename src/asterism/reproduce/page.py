@@ -1,5 +1,6 @@
 """The page of a paper, and the section of an experiment in it, written from records."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
         f"## {experiment.place}: {experiment.name}\n",
         f"{experiment.question}\n",
         f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
-        _changed(experiment.changes),
+        _changed(_flags(experiment, rows)),
         _listed("What differs from the paper, and what is not known of it", experiment.caveats),
         claims.markdown() + "\n",
         experiment.table(results).markdown() + "\n",
@@ -62,14 +63,21 @@ def _command(experiment: Experiment, record: Mapping[str, Any]) -> str:
     scale = record["scale"]
     usual = {trial.seed for trial in experiment.trials(scale)}
     seeds = {row["seed"] for row in record["rows"]}
+    flags = _flags(experiment, record["rows"])
     return (
         f"asterism reproduce {experiment.name}"
         + ("" if scale == "laptop" else f" --scale {scale}")
         + (" --data DIR" if experiment.sources else "")
         + (f" --seeds {len(seeds)}" if len(seeds) > len(usual) else "")
-        + "".join(f" {flag}" for flag in experiment.changes)
-        + (" --output DIR" if experiment.changes else "")
+        + "".join(f" {flag}" for flag in flags)
+        + (" --output DIR" if flags else "")
     )
+
+
+def _flags(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What makes an experiment that is not the usual one, with all trials that were measured of some."""
+    names = list(dict.fromkeys(row["trial"] for row in rows)) if experiment.only else []
+    return [*(f"--only {shlex.quote(name)}" for name in names), *experiment.changes]
 
 
 def _changed(flags: Sequence[str]) -> str:

@@ -23,8 +23,8 @@ VERSION = 1
 def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str, Any]:
     """The record in a folder, or a new one where the folder holds nothing.
 
-    Raises CheckpointError for a record of another experiment, scale or version, for a damaged one, and for a folder of
-    other things.
+    Raises CheckpointError for a record of another experiment, scale or version, or with other changes, for a damaged
+    one, and for a folder of other things.
     """
     path = folder / RECORD
     if not path.exists():
@@ -32,7 +32,8 @@ def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str,
             raise CheckpointError(
                 "reproduce-folder", f"{folder} holds no experiment but {others[0]}; give another --output, or remove it"
             )
-        record = {"version": VERSION, "experiment": experiment.name, "scale": scale, "rows": []}
+        record: dict[str, Any] = {"version": VERSION, "experiment": experiment.name, "scale": scale, "rows": []}
+        record |= {"changes": list(experiment.changes)} if experiment.changes else {}
         write_sealed(path, record)  # so that what is made from here on is known to be of this experiment
         return record
     record = read_record(path)
@@ -41,6 +42,13 @@ def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str,
             raise CheckpointError(
                 "reproduce-other", f"{folder} holds {name} {record[name]!r}, not {mine!r}; give another --output"
             )
+    theirs: list[str] = record.get("changes", [])
+    if theirs != list(experiment.changes):
+        raise CheckpointError(
+            "reproduce-other-changes",
+            f"{folder} holds {experiment.name} {' '.join(theirs) or 'without --set'}; give the same, or another"
+            " --output",
+        )
     return record
 
 

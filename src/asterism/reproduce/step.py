@@ -1,13 +1,9 @@
-"""Seconds and peak memory of one training step of an encoder, measured in a process of its own.
-
-python -m asterism.reproduce.step '{"mixers": "fourier()", "implementation": "auto", "length": 512, "threads": 1}'
-"""
+"""Seconds and peak memory of one training step of an encoder, measured in a process of its own."""
 
 import json
 import os
-import subprocess
-import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +11,7 @@ import torch
 from asterism.bench.memory import extra_bytes
 from asterism.errors import AsterismError
 from asterism.reproduce.experiment import Figures
+from asterism.system import run_module
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 256,
@@ -36,8 +33,7 @@ def training_step(mixers: str, implementation: str, length: int, seed: int = 0) 
     asked["threads"] = torch.get_num_threads()
     # With a fixed threshold freed arrays go back to the system at once and cannot hide what the next call takes.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": str(asked["threads"])}
-    command = [sys.executable, "-m", "asterism.reproduce.step", json.dumps(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = run_module(__name__, asked, environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
         raise AsterismError("reproduce-step", f"a step of {mixers} with {length:,} tokens: {last}")
@@ -65,5 +61,6 @@ def _measure(mixers: str, implementation: str, length: int, seed: int, threads: 
     return {"seconds": min(seconds), "bytes": float(max(peaks))}
 
 
-if __name__ == "__main__":
-    print(json.dumps(_measure(**json.loads(sys.argv[1]))))
+def main(asked: Mapping[str, Any]) -> None:
+    """Print the figures of a request of `training_step`, as JSON."""
+    print(json.dumps(_measure(**asked)))

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from asterism.errors import ConfigurationError
+from asterism.errors import AsterismError, ConfigurationError
 from asterism.files import flush, make_folder, replacing_file
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.search.settings import SearchSettings
@@ -107,7 +107,15 @@ class Computation(Trial):
         return {**self.arguments, "seed": self.seed}
 
     def run(self, folder: Path) -> Figures:
-        return self.compute(**self.arguments, seed=self.seed)
+        try:
+            return self.compute(**self.arguments, seed=self.seed)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, AsterismError):
+                raise
+            given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+            raise AsterismError(
+                "reproduce-computation", f"{self.name}, with {given}: {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +126,7 @@ class Baseline(Trial):
     seed: int
     measure: Callable[[Path], Figures]
     given: Mapping[str, Any]
+    has_seeds: ClassVar[bool] = False
 
     def settings(self) -> dict[str, Any]:
         return {**self.given, "seed": self.seed}
@@ -161,7 +170,7 @@ def with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
         return trials
     own = {trial.seed: [one for one in trials if one.seed == trial.seed] for trial in trials}
     first = own[trials[0].seed]
-    has_own_data = len({trial.seed for trial in trials if isinstance(trial, Baseline)}) > 1
+    has_own_data = len({trial.seed for trial in trials if not trial.has_seeds}) > 1
     most = len(own) if has_own_data else MOST_SEEDS
     if not 1 <= seeds <= most:
         why = ", for each has data of its own" if has_own_data else ""
@@ -169,7 +178,7 @@ def with_seeds(trials: Sequence[Trial], seeds: int | None) -> Sequence[Trial]:
     return [
         trial
         for more in range(first[0].seed, first[0].seed + seeds)
-        for trial in own.get(more, [_with_seed(one, more) for one in first if not isinstance(one, Baseline)])
+        for trial in own.get(more, [_with_seed(one, more) for one in first if one.has_seeds])
     ]
 
 

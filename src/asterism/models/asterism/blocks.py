@@ -67,7 +67,8 @@ def make_block(
 
 def _transform(config: AsterismConfig, mixer: Transform) -> FourierMixing | LinearMixing:
     if isinstance(mixer, Linear):
-        return LinearMixing(config.max_position_embeddings, config.hidden_size, learned=mixer.learned)
+        tokens = config.max_position_embeddings + config.global_tokens
+        return LinearMixing(tokens, config.hidden_size, learned=mixer.learned)
     return FourierMixing()
 
 

@@ -120,7 +120,8 @@ def draw(results: Results) -> "Figure":
             known = {at: value / unit for at, value in _values(results, model, name).items() if value is not None}
             axes.plot(list(known), list(known.values()), "o-", color=f"C{number}", label=model)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        if any(line.get_xdata().size for line in axes.lines):  # of nothing there is no logarithm
+            axes.set_yscale("log")
         axes.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS])
         axes.set(xlabel="tokens", ylabel=label)
         axes.grid(alpha=0.3)
