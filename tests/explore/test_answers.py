@@ -20,7 +20,7 @@ from asterism.explore.questions import MOST_CHARACTERS, MOST_TOKENS, answer
 from asterism.explore.vocabulary import vocabulary
 from asterism.explore.worker import respond
 from asterism.patterns import interleave, parse, parse_schedule
-from asterism.patterns.text import VOCABULARY
+from asterism.patterns.text import TRANSFORMS, VOCABULARY
 
 
 def picture(text, n, rows=None, columns=None, cells=64, layer=0, head=0):
@@ -170,7 +170,7 @@ def test_the_gallery_can_be_shown():
 
 def test_every_name_can_be_completed():
     words = {word["name"]: word for word in vocabulary()}
-    assert set(words) == {*VOCABULARY, "interleave", "fourier"}
+    assert set(words) == {*VOCABULARY, "interleave", *TRANSFORMS}
     assert words["window"]["arguments"] == ["left=0", "right=0", "dilation=1"]
     assert all(len(word["meaning"]) > 10 for word in words.values())
 

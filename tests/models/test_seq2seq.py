@@ -249,7 +249,7 @@ def test_label_smoothing_spreads_a_share_over_the_vocabulary() -> None:
         ({"cross_mixers": "fourier()"}, r"cross_mixers must be patterns, but fourier\(\) is not a pattern"),
         ({"tie_encoder_decoder": True, "num_decoder_layers": 3}, "num_hidden_layers is 2 in the encoder and 3 in the"),
         ({"tie_encoder_decoder": True, "share_embeddings": False}, "leave share_embeddings at True"),
-        ({"tie_encoder_decoder": True, "mixers": "fourier()"}, r"fourier\(\) has no weights"),
+        ({"tie_encoder_decoder": True, "mixers": "fourier()"}, r"but fourier\(\) has none"),
         ({"position_type": "buckets", "relative_buckets": 6}, "relative_buckets must be a multiple of 4"),
     ],
 )

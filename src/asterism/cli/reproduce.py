@@ -132,7 +132,7 @@ def _print_list(as_json: bool) -> None:
         for row in rows
     ]
     print(Table(("experiment", "of", "state", "minutes", "needs", "question"), cells).aligned(left=True))
-    print("Minutes are those at scale laptop with one thread and one job; `-` is seconds, or not recorded.")
+    print("Minutes are those at scale laptop with one thread and one job; `-` is not recorded.")
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -143,12 +143,13 @@ def _state(row: dict[str, Any]) -> str:
     theirs = [word for claim, word in row["claims"].items() if claim not in ours]
     said = [f"{_held(theirs)} claims hold"] if theirs else []
     said += [f"{_held([*ours.values()])} of ours"] if ours else []
-    said += [f"{row['seeds']} seeds"] if row["seeds"] > 1 else []
+    said.append("1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds")
     return ", ".join([*said, row["date"]])
 
 
 def _held(verdicts: Sequence[str]) -> str:
-    return f"{verdicts.count(verdict(True))} of {len(verdicts)}"
+    undecided = verdicts.count(verdict(None))
+    return f"{verdicts.count(verdict(True))} of {len(verdicts)}" + (f" ({undecided} undecided)" if undecided else "")
 
 
 def _costs(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, Any]]:

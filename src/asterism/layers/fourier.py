@@ -17,7 +17,10 @@ def not_causal(mixer: Transform) -> str:
 
 
 def check_rows(mixer: Transform, hidden: torch.Tensor, rows: Rows | None, cache: object | None) -> Rows:
-    """The rows that a mixer without a pattern reads. Raises ConfigurationError for a cache, segments and documents."""
+    """The rows of hidden states [B, N, C], of any dtype, that a mixer without a pattern reads.
+
+    Raises ConfigurationError for a cache, segments and documents.
+    """
     if cache is not None:
         raise ConfigurationError("reads-future", not_causal(mixer))
     rows = rows_of(hidden) if rows is None else rows

@@ -52,7 +52,7 @@ class LinearMixing(nn.Module):
             nn.init.normal_(weight, std=1 / math.sqrt(len(weight)))
 
     def forward(self, hidden: torch.Tensor, *, rows: Rows | None = None, cache: object | None = None) -> torch.Tensor:
-        """[B, N, C] -> [B, N, C], for N of at most `tokens`.
+        """[B, N, C] -> [B, N, C], for N of at most `tokens`, in the dtype of the weights.
 
         rows  where the tokens stand; by default each row is one sequence. Padding changes nothing, and gets 0.
 

@@ -98,6 +98,7 @@ def _ran(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     dates = sorted({row["date"] for row in rows})
     count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    took = f"{count}, {minutes:,.0f} minutes in all on " if minutes else ""
+    took = f"{count}, {minutes:,.0f} minutes in all on " if minutes >= 0.5 else ""
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"{took}{', '.join(machines)}, {when}."
+    spread = " A ± is half of the range over seeds." if len(seeds) > 1 else ""
+    return f"{took}{', '.join(machines)}, {when}.{spread}"

@@ -155,7 +155,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "ours: no model solves more tokens than have their furthest vector in reach",
             over,
             lambda of: max(of.values()) <= 0,
-            f"{len(over)} models, with three standard errors.",
+            f"{len(over)} models of sparse attention, with three standard errors.",
         ),
     ]
 

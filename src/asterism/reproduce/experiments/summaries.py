@@ -292,7 +292,8 @@ def table(results: Results) -> Table:
         rows.append((f"{name}, in the paper: R-1", *cells, "-"))
     for name in (SCRAPS, PRETRAINED):
         loss = results.shown(name, "validation_target_loss")
-        rows.append((f"{name}: {loss} nats a token", "-", "-", results.shown(name, "minutes", ".1f")))
+        told = "before: pieces of 64 tokens" if name == SCRAPS else "then: pieces of 512 tokens"
+        rows.append((f"{told}, {loss} nats for each to restore", "-", "-", results.shown(name, "minutes", ".1f")))
     headings = ("read", *(f"{' / '.join(SCORES)}, documents of {length}" for length in WORDS), "minutes")
     return Table(headings, rows)
 
