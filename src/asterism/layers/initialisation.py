@@ -17,6 +17,7 @@ import math
 from torch import nn
 
 from asterism.layers.linear import Linear
+from asterism.layers.linear_mixing import LinearMixing
 from asterism.layers.positions import FactorisedPositions
 
 
@@ -41,7 +42,7 @@ def initialise(module: nn.Module, *, gain: float, branches: int, spread: float |
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=spread or gain / math.sqrt(module.embedding_dim))
-    elif isinstance(module, FactorisedPositions):
+    elif isinstance(module, FactorisedPositions | LinearMixing):
         module.initialise(gain, spread)
     elif callable(reset := getattr(module, "reset_parameters", None)):  # norms, and layers that draw as their papers do
         reset()

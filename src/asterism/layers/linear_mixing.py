@@ -21,8 +21,9 @@ class LinearMixing(nn.Module):
 
     learned  whether they are trained; else they are random and stay as they are, saved with the model
 
-    The first weights keep the size of what they mix: N(0, 1 / sqrt(tokens)) and N(0, 1 / sqrt(width)). Raises
-    ConfigurationError for more than 8,192 tokens, and for sizes below 1.
+    By itself, the layer draws weights that keep the size of what they mix: N(0, 1 / sqrt(tokens)) and
+    N(0, 1 / sqrt(width)). In models they are drawn like all other matrices. Raises ConfigurationError for more than
+    8,192 tokens, and for sizes below 1.
     """
 
     def __init__(self, tokens: int, width: int, *, learned: bool = True) -> None:
@@ -44,12 +45,12 @@ class LinearMixing(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty(size, size)))
             else:  # which no optimiser sees, and files hold
                 self.register_buffer(name, torch.empty(size, size))
-        self.reset_parameters()
+        self.initialise(1.0, None)
 
-    def reset_parameters(self) -> None:
-        """Draw new weights."""
+    def initialise(self, gain: float, spread: float | None) -> None:
+        """Draw both matrices with standard deviation `spread`, or gain / sqrt(their size)."""
         for weight in (self.over_tokens, self.over_features):
-            nn.init.normal_(weight, std=1 / math.sqrt(len(weight)))
+            nn.init.normal_(weight, std=spread or gain / math.sqrt(len(weight)))
 
     def forward(self, hidden: torch.Tensor, *, rows: Rows | None = None, cache: object | None = None) -> torch.Tensor:
         """[B, N, C] -> [B, N, C], for N of at most `tokens`, in the dtype of the weights.

@@ -112,6 +112,7 @@ BLOCKS_REVIEWS = Experiment(
         "The paper fine-tunes pretrained models of base size for SQuAD and MNLI. Models here are new, and reviews ask"
         " for less: words that praise or blame stand anywhere, and the mean of all tokens adds them up.",
         "Blocks are those of `building-blocks`: of 8 tokens, three in the window, three random, two global.",
+        "Two standard errors of 2,000 answers are 1.5 points.",
         "Counted words: a regression on words and pairs of words of 5,000 of the reviews.",
     ),
 )
