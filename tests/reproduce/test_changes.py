@@ -5,7 +5,7 @@ import json
 import pytest
 from refusals import refusing
 
-from asterism.errors import ConfigurationError
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.reproduce import EXPERIMENTS, changed, reproduce
 from asterism.reproduce.record import is_measured, read_record
 from asterism.reproduce.trials import Answering, Baseline, Computation, Training
@@ -53,8 +53,8 @@ def test_a_chosen_trial_brings_the_one_that_it_starts_with():
     ("settings", "only", "code", "words"),
     [
         ({"stps": "3"}, (), "reproduce-set", "Did you mean 'steps'?"),
-        ({"seed": "3"}, (), "reproduce-set", "no trial of recall has a setting 'seed'"),
-        ({"steps": "many"}, (), "reproduce-value", "steps is 500, and 'many' is no value for it"),
+        ({"seed": "3"}, (), "reproduce-set", "none of these trials of recall has a setting 'seed'"),
+        ({"steps": "many"}, (), "reproduce-value", "steps of 'window, 1 layer' is 1000, and 'many' is no value for it"),
         ({"steps": "true"}, (), "reproduce-value", "'true' is no value for it"),
         ({"steps": "1.5"}, (), "reproduce-value", "'1.5' is no value for it"),
         ({"steps": "0"}, (), "search-setting", "steps: must be at least 1"),
@@ -81,6 +81,36 @@ def test_the_page_of_a_changed_experiment_says_so_and_its_folder_is_not_that_of_
     assert json.loads(json.dumps(record)) == read_record(tmp_path / "made" / "record.json")
     page = (tmp_path / "made" / "page.md").read_text()
     flags = "--only star --only 'bare star' --set length=32"
+    more = changed(REACH, "laptop", {"length": "32"}, ["fixed"])
     assert f"**Changed**: `{flags}`." in page and f"asterism reproduce reach {flags} --output DIR\n" in page
-    with refusing(Exception, "reproduce-changed", "length 32, not 256"):
+    with refusing(CheckpointError, "reproduce-changed", "length 32, not 256"):
         is_measured(record, REACH.trials("laptop")[0], tmp_path)
+    reproduce(more, "laptop", tmp_path / "made")
+    page = (tmp_path / "made" / "page.md").read_text()
+    assert "`--only star --only 'bare star' --only fixed --set length=32`" in page
+    for other in (
+        REACH,
+        changed(REACH, "laptop", only=["window"]),
+        changed(REACH, "laptop", {"length": "64"}, ["window"]),
+    ):
+        with refusing(CheckpointError, "reproduce-other-changes", "holds reach --set length=32; give the same"):
+            reproduce(other, "laptop", tmp_path / "made")
+    with refusing(CheckpointError, "reproduce-other-changes", "holds reach without --set"):
+        reproduce(changed(REACH, "laptop", only=["window"]), "laptop", tmp_path / "usual")
+        reproduce(more, "laptop", tmp_path / "usual")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "only", "words"),
+    [
+        ("reach", {"length": "null"}, ["star"], "length of 'star' is 256, and 'null' is no value for it"),
+        ("fnet", {"model.mixers": "linear()"}, [], "model.mixers of 'hybrid' is"),
+        ("price", {"function": "nope"}, ["far, epsilon 0.2"], "KeyError: 'nope'"),
+        ("furthest", {"steps": "0"}, ["alone, 1 layer, 8 tokens"], "Error"),
+        ("fnet-length", {"length": "0"}, ["FNet, 512 tokens"], "fourier() with 0 tokens"),
+    ],
+)
+def test_values_that_cannot_work_are_one_line(name, settings, only, words, tmp_path):
+    with pytest.raises(AsterismError) as caught:
+        reproduce(changed(EXPERIMENTS[name], "laptop", settings, only), "laptop", tmp_path / "made")
+    assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -126,8 +126,8 @@ FNET = Experiment(
         " small BERT.",
         "FNet with the norms and the rate of the small BERT: 12.0%. So FNet is as published.",
         "Linear by AdamW with a rate of 0.001: 8.0%, not 9.4%. First weights that keep the size of what they mix: 6.65"
-        " nats of training text after 165 steps, no more than frequencies. A likely cause is the short run: each layer has"
-        " a million weights over tokens to learn, where FNet has none.",
+        " nats of training text after 165 steps, no more than frequencies. A likely cause is the short run: each layer"
+        " has a million weights over tokens to learn, where FNet has none.",
     ),
     caveats=(
         "The text is Python's standard library, not C4; there is no next-sentence task.",
