@@ -60,7 +60,7 @@ def test_some_trials_with_other_settings(run, tmp_path):
     made = run(*words, "--json")
     rows = json.loads(made.out)["rows"]
     assert [(row["trial"], row["settings"]["length"]) for row in rows] == [("star", 64), ("window", 64)]
-    refuses(run("reproduce", "reach", "--output", tmp_path / "made"), 4, "holds 'star' with length 64, not 256")
+    refuses(run("reproduce", "reach", "--output", tmp_path / "made"), 4, "holds reach --set length=64; give the same")
     counted = run("reproduce", "copy-task", "--only", "star, 1 layer", "--set", "steps=10", "--dry-run", "--json")
     assert [cost["name"] for cost in json.loads(counted.out)["costs"]] == ["star, 1 layer"]
 

@@ -93,7 +93,7 @@ def _with_settings(trial: Trial, settings: Mapping[str, str]) -> Trial:
             schedule = new.pop("schedule", trial.schedule)
             return replace(trial, schedule=schedule, search=SearchSettings(**{**asdict(trial.search), **new}))
         case Computation():
-            return replace(trial, arguments={**trial.arguments, **new})
+            return replace(trial, arguments={**trial.arguments, **new}, is_changed=True)
     raise AssertionError(trial)
 
 

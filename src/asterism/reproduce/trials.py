@@ -96,12 +96,16 @@ def made(path: Path, make: Callable[[Path], None]) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Computation(Trial):
-    """Figures that a function computes from its arguments, without files."""
+    """Figures that a function computes from its arguments, without files.
+
+    is_changed  whether some arguments are the user's, so that an error is an answer and no defect
+    """
 
     name: str
     seed: int
     compute: Callable[..., Figures]
     arguments: Mapping[str, Any]
+    is_changed: bool = False
 
     def settings(self) -> dict[str, Any]:
         return {**self.arguments, "seed": self.seed}
@@ -110,7 +114,7 @@ class Computation(Trial):
         try:
             return self.compute(**self.arguments, seed=self.seed)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            if isinstance(error, AsterismError):
+            if isinstance(error, AsterismError) or not self.is_changed:
                 raise
             given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
             raise AsterismError(
