@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +37,17 @@ def lock(file: int | IO[Any], *, wait: bool = False) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
+def end_with(parent: int) -> None:
+    """From now on end this process at once when its parent has gone, even if that was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def run_module(
     module: str, request: Mapping[str, Any], environment: Mapping[str, str], timeout: float | None = None
 ) -> "subprocess.CompletedProcess[str]":
@@ -49,14 +62,10 @@ def run_module(
 
 
 _CHILD = """
-import importlib, json, os, sys, threading, time
+import importlib, json, os, sys
 given, parent = json.loads(sys.argv[1]), os.getppid()
-def end_with_parent():
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path[:] = given["path"]
+importlib.import_module("asterism.system").end_with(parent)
 importlib.import_module(given["module"]).main(given["request"])
 """
 

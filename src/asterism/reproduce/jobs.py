@@ -7,8 +7,6 @@ what they print goes to logs/ in the folder of the experiment, and they end with
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -21,6 +19,7 @@ from asterism.files import make_folder, writing
 from asterism.randomness import isolated
 from asterism.reproduce.experiment import Figures, Trial
 from asterism.reproduce.trials import Training, file_name
+from asterism.system import end_with
 from asterism.training.run.arithmetic import undisturbed
 
 LOGS = "logs"
@@ -148,7 +147,7 @@ def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, s
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal reaches the parent too, which ends this process
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     try:
         with writing(log):
             file = log.open("a", buffering=1)
@@ -165,13 +164,6 @@ def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, s
         text = f"{type(error).__name__}: {error}"
         sender.send(AsterismError("reproduce-trial", f"{_title(trial)}: {text}; {log} has the traceback"))
         raise
-
-
-def _end_with(parent: int) -> None:
-    """End this process at once when its parent has gone, even if that was killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def table(results: Results) -> Table:
 
 
 def findings(results: Results) -> Sequence[Finding]:
-    """The order of accuracy, and of speed."""
+    """The order of accuracy."""
     right = {name: results.mean(name, MASKED) for name in MODELS}
     words = results.mean("BERT", "unigram_entropy")
     loss = {name: results.mean(name, "validation_masked_loss") for name in MODELS}

@@ -83,37 +83,33 @@ def findings(results: Results) -> Sequence[Finding]:
         ),
         decided(
             "FNet trains faster than BERT, the more so the longer the text",
-            {f"{name} {length}": times[model][length] for name, model in _OURS for length in LENGTHS},
+            {f"{model} {length}": times[model][length] for model in (FNET, BERT) for length in LENGTHS},
             lambda of: _rises([of[f"BERT {length}"] / of[f"FNet {length}"] for length in LENGTHS]),
             f"BERT takes so many times FNet's time: {_ratios(times[BERT], times[FNET])}.",
         ),
         decided(
             "FNet takes less than half the memory of attention that holds all pairs",
-            {f"{name} {length}": sizes[model][length] for name, model in _BOTH for length in LENGTHS[:4]},
-            lambda of: all(of[f"FNet {length}"] < of[f"pairs {length}"] / 2 for length in LENGTHS[:4]),
-            f"MB with {LENGTHS[0]:,} tokens: {{FNet {LENGTHS[0]}:,.0f}} and {{pairs {LENGTHS[0]}:,.0f}}; with"
-            f" {whole:,}: {{FNet {whole}:,.0f}} and {{pairs {whole}:,.0f}}.",
+            {f"{model} {length}": sizes[model][length] for model in (FNET, PAIRS) for length in LENGTHS[:4]},
+            lambda of: all(of[f"FNet {length}"] < of[f"{PAIRS} {length}"] / 2 for length in LENGTHS[:4]),
+            f"MB with {LENGTHS[0]:,} tokens: {{FNet {LENGTHS[0]}:,.0f}} and {{{PAIRS} {LENGTHS[0]}:,.0f}}; with"
+            f" {whole:,}: {{FNet {whole}:,.0f}} and {{{PAIRS} {whole}:,.0f}}.",
         ),
         decided(
             "with twice the tokens, FNet takes twice the memory, and attention that holds all pairs four times",
-            {f"{name} {length}": sizes[model][length] for name, model in _BOTH for length in (half, whole)},
+            {f"{model} {length}": sizes[model][length] for model in (FNET, PAIRS) for length in (half, whole)},
             lambda of: (
-                of[f"FNet {whole}"] < 2.5 * of[f"FNet {half}"] and of[f"pairs {whole}"] > 3.5 * of[f"pairs {half}"]
+                of[f"FNet {whole}"] < 2.5 * of[f"FNet {half}"] and of[f"{PAIRS} {whole}"] > 3.5 * of[f"{PAIRS} {half}"]
             ),
             f"MB from {half:,} to {whole:,} tokens: FNet {{FNet {half}:,.0f}} to {{FNet {whole}:,.0f}}, all pairs"
-            f" {{pairs {half}:,.0f}} to {{pairs {whole}:,.0f}}.",
+            f" {{{PAIRS} {half}:,.0f}} to {{{PAIRS} {whole}:,.0f}}.",
         ),
         decided(
             "ours: attention by the kernel of this library takes at most twice FNet's memory, at every length",
-            {f"{name} {length}": sizes[model][length] for name, model in _OURS for length in LENGTHS},
+            {f"{model} {length}": sizes[model][length] for model in (FNET, BERT) for length in LENGTHS},
             lambda of: all(of[f"BERT {length}"] <= 2 * of[f"FNet {length}"] for length in LENGTHS),
             f"So many times FNet's memory: {_ratios(sizes[BERT], sizes[FNET])}.",
         ),
     ]
-
-
-_OURS = (("FNet", FNET), ("BERT", BERT))
-_BOTH = (("FNet", FNET), ("pairs", PAIRS))
 
 
 def _ratios(ours: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> str:
