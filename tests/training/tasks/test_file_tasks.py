@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from cProfile import Profile
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,17 @@ def test_what_is_in_a_folder_is_its_identity(settings, data, tmp_path):
         (copy / split / "quiet").rename(copy / split / "silent")
     hashes.add(Labelled.resolve(settings(data=str(copy)), None).corpus.sha256)
     assert len(hashes) == 4
+
+
+def test_four_times_the_files_take_four_times_the_work(settings, tmp_path):
+    calls = []
+    for count in (1, 100, 400):  # the first one imports
+        folder = save_classes(tmp_path / str(count) / "train", count, 0).parent
+        save_classes(folder / "val", 1, 1)
+        with Profile() as profile:
+            FILE_CLASSIFICATION.examples.read(folder, settings())
+        calls.append(sum(entry.callcount for entry in profile.getstats()))
+    assert calls[2] < 5 * calls[1]
 
 
 def test_a_table_names_files_from_where_it_stands(learned, settings, data, tmp_path):

@@ -148,7 +148,8 @@ def _folder(path: Path) -> SplitFolder:
     if not names:
         raise DataError("no-files", f"data: {path} holds no file")
     folder = split_folder(path, names, sha256_of)
-    loose = [name for name in names if name.count("/") == bool(split_homes(path, names))]
+    has_splits = bool(split_homes(path, names))
+    loose = [name for name in names if name.count("/") == has_splits]
     if loose and len(loose) < len(names):
         raise DataError(
             "loose-file",
