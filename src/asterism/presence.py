@@ -41,6 +41,21 @@ def require_package(package: str, module: str, extra: str, purpose: str) -> None
         )
 
 
+def require_matplotlib(extra: str, purpose: str) -> None:
+    """Raises ConfigurationError if matplotlib is not there, or cannot be imported with the backend that is asked for.
+
+    No backend is used: pictures are files. But matplotlib reads the name when it is imported.
+    """
+    require_package("matplotlib", "matplotlib", extra, purpose)
+    if backend := os.environ.get("MPLBACKEND"):
+        try:
+            import matplotlib  # noqa: F401
+        except ValueError:
+            raise ConfigurationError(
+                "matplotlib-backend", f"{purpose} needs matplotlib, which knows no MPLBACKEND={backend}; unset it"
+            ) from None
+
+
 def require_data(path: str | Path) -> None:
     """Raises DataError where nothing is at a path, or at either of a pair of them."""
     for one in pair_of(path) or (path,):

@@ -31,6 +31,17 @@ def test_the_list_says_what_was_found(run):
     assert "claims hold, 3 seeds, 20" in line and f" {pictures['minutes']:.0f} " in line and " --data " in line
 
 
+def test_the_list_of_an_experiment_names_its_trials_and_settings(run):
+    listed = run("reproduce", "reach", "lra-text", "--list").out
+    assert listed.startswith("trial of reach ") and "--set can change: length, pattern\n" in listed
+    assert "\ntrial of lra-text " in listed and "counted words" in listed and " learning_rate, " in listed
+    found = json.loads(run("reproduce", "copy-task", "--list", "--json").out)
+    assert len(found["trials"]) == 32 and all(trial["minutes"] > 0 for trial in found["trials"])
+    assert {"steps", "model.hidden_size"} <= set(found["settings"]) and "seed" not in found["settings"]
+    work = json.loads(run("reproduce", "fnet", "--scale", "workstation", "--list", "--json").out)["trials"]
+    assert len(work) == 15 and {trial["minutes"] for trial in work} == {None}
+
+
 def test_costs_are_counted_without_a_run(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "strided, union, 4 layers" in run("reproduce", "copy-task", "--scale", "paper", "--dry-run").out
@@ -60,6 +71,8 @@ def test_some_trials_with_other_settings(run, tmp_path):
     made = run(*words, "--json")
     rows = json.loads(made.out)["rows"]
     assert [(row["trial"], row["settings"]["length"]) for row in rows] == [("star", 64), ("window", 64)]
+    page = (tmp_path / "made" / "page.md").read_text()
+    assert "`--only star --only window --set length=64`" in page and "What was tried" not in page
     refuses(run("reproduce", "reach", "--output", tmp_path / "made"), 4, "holds reach --set length=64; give the same")
     counted = run("reproduce", "copy-task", "--only", "star, 1 layer", "--set", "steps=10", "--dry-run", "--json")
     assert [cost["name"] for cost in json.loads(counted.out)["costs"]] == ["star, 1 layer"]
@@ -81,6 +94,8 @@ def test_several_experiments_run_one_after_the_other(run, tmp_path, monkeypatch)
         ("", 2, "give the NAME of an experiment, or --list"),
         ("copy-tsk", 2, "Did you mean 'copy-task'?"),
         ("turing --scale paper", 2, "turing runs at scale laptop, not paper"),
+        ("copy-tsk --list", 2, "Did you mean 'copy-task'?"),
+        ("turing --scale workstation --list", 2, "turing runs at scale laptop, not workstation"),
         ("bigbird", 2, "That paper has building-blocks, blocks-reviews"),
         ("lra-text", 3, "imdb-train.jsonl.xz"),
         ("turing --data nosuch", 3, "there is no folder 'nosuch'"),

@@ -1,6 +1,7 @@
 """A wrong argument is refused before torch and transformers are imported, which takes seconds."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -50,3 +51,12 @@ def test_wrong_arguments_are_refused_before_heavy_imports(tmp_path):
     for words, (_, told, heavy) in seen.items():
         assert not heavy, f"{words}: imports {heavy} before it says {told}"
         assert told.startswith("asterism: error: ") and told.count("\n") == 1, f"{words}: {told}"
+
+
+def test_a_backend_that_matplotlib_does_not_know_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "asterism.cli.main", "reproduce", "turing"]
+    environment = {**os.environ, "MPLBACKEND": "nonsense"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.endswith("needs matplotlib, which knows no MPLBACKEND=nonsense; unset it\n")
+    assert not any(tmp_path.iterdir())

@@ -6,6 +6,7 @@ page.md, plot.svg, record.json and the runs. The same command continues an exper
 measured is not run again.
 """
 
+import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,18 @@ from asterism.cli.errors import UsageError
 from asterism.cli.output import say
 from asterism.cli.parser import Parser, print_json
 from asterism.cli.waiting import waiting
-from asterism.presence import require_package
-from asterism.reproduce.experiment import OURS, SCALES, Experiment, Results, Scale, Table, findings_of, verdict
+from asterism.presence import require_matplotlib
+from asterism.reproduce.experiment import (
+    OURS,
+    SCALES,
+    Experiment,
+    Results,
+    Scale,
+    Table,
+    findings_of,
+    require_scale,
+    verdict,
+)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -25,9 +36,11 @@ def run(argv: Sequence[str]) -> None:
         from asterism.reproduce.kept import write_pages
         from asterism.reproduce.registry import find_experiment
     if arguments.pages is not None:
-        require_package("matplotlib", "matplotlib", "plot", "the plots of experiments")
+        require_matplotlib("plot", "the plots of experiments")
         paths = write_pages(arguments.pages)
         print_json({"pages": [str(path) for path in paths]}) if arguments.json else print(*paths, sep="\n")
+    elif arguments.list and arguments.names:
+        _print_trials([find_experiment(name) for name in arguments.names], arguments)
     elif arguments.list:
         _print_list(arguments.json)
     elif not arguments.names:
@@ -70,7 +83,7 @@ def _changed(one: Experiment, arguments: Namespace) -> Experiment:
 
 def _reproduce(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, Any]]:
     """Run an experiment: what it found, for people and as JSON."""
-    require_package("matplotlib", "matplotlib", "plot", "the plot of an experiment")
+    require_matplotlib("plot", "the plot of an experiment")
     from asterism.reproduce.record import results_of
     from asterism.reproduce.run import PAGE, reproduce
     from asterism.training.run.device import uses_cuda
@@ -135,6 +148,41 @@ def _print_list(as_json: bool) -> None:
     print("Minutes are those at scale laptop with one thread and one job; `-` is not recorded.")
 
 
+def _print_trials(experiments: Sequence[Experiment], arguments: Namespace) -> None:
+    """What --only and --set can name, and the minutes of the kept records."""
+    from asterism.reproduce.changes import settable
+    from asterism.reproduce.kept import kept
+
+    found: list[dict[str, Any]] = []
+    for one in experiments:
+        require_scale(one, arguments.scale)
+        trials = one.trials(arguments.scale)
+        record = kept(one) if arguments.scale == SCALES[0] else None
+        rows = [] if record is None else record["rows"]
+        minutes = {(row["trial"], row["seed"]): row["figures"].get("minutes") for row in rows}
+        found.append(
+            {
+                "name": one.name,
+                "trials": [
+                    {"name": trial.name, "seed": trial.seed, "minutes": minutes.get((trial.name, trial.seed))}
+                    for trial in trials
+                ],
+                "settings": sorted({name for trial in trials for name in settable(trial)}),
+            }
+        )
+    if arguments.json:
+        print_json(found[0] if len(found) == 1 else {"experiments": found})
+        return
+    for number, one in enumerate(found):
+        cells = [
+            (row["name"], str(row["seed"]), "-" if row["minutes"] is None else f"{row['minutes']:.1f}")
+            for row in one["trials"]
+        ]
+        settings = f"--set can change: {', '.join(one['settings']) or 'nothing'}"
+        print("\n" * bool(number) + Table((f"trial of {one['name']}", "seed", "minutes"), cells).aligned(left=True))
+        print(textwrap.fill(settings, 100, subsequent_indent="  ", break_on_hyphens=False))
+
+
 def _state(row: dict[str, Any]) -> str:
     """How many claims of the paper hold and how many of ours, with how many seeds, and when that was seen."""
     if row["date"] is None:
@@ -190,9 +238,17 @@ def _parser() -> Parser:
         help="another value of a setting, such as steps=2000, for all trials that have it; may be given again",
     )
     parser.add_argument(
-        "--only", metavar="TRIAL", action="append", default=[], help="a trial to run, by name; may be given again"
+        "--only",
+        metavar="TRIAL",
+        action="append",
+        default=[],
+        help="a trial to run; NAME --list names them; may be given again",
     )
-    parser.add_switch("--list", "list the experiments, and which claims held when they were last run", default=False)
+    parser.add_switch(
+        "--list",
+        "list the experiments, and which claims held when they were last run; with a NAME, its trials and settings",
+        default=False,
+    )
     parser.add_switch("--dry-run", "count operations and memory, and run nothing", default=False)
     parser.add_argument(
         "--pages", type=Path, metavar="DIR", help="write the pages of all papers from the records of the package"

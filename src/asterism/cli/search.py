@@ -17,14 +17,14 @@ from pathlib import Path
 from asterism.cli.output import say
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.cli.waiting import waiting
-from asterism.presence import require_package
+from asterism.presence import require_matplotlib
 from asterism.search import SearchSettings, draw_frontier, table
 from asterism.search.record import PICTURE
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    require_package("matplotlib", "matplotlib", "plot", "the plot of a search")
+    require_matplotlib("plot", "the plot of a search")
     given = {one.name: getattr(arguments, one.name) for one in fields(SearchSettings)}
     settings = SearchSettings(**{**given, "budgets": tuple(given["budgets"])})
     folder = arguments.output or Path("runs") / f"search-{Path(settings.task).stem or 'text'}"

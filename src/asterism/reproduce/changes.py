@@ -28,7 +28,7 @@ def changed(
     require_scale(experiment, scale)
     settings = settings or {}
     trials = _chosen(experiment, experiment.trials(scale), only)
-    known = {name for trial in trials for name in _settable(trial)}
+    known = {name for trial in trials for name in settable(trial)}
     for name in settings:
         if name not in known:
             raise ConfigurationError(
@@ -59,7 +59,7 @@ def _chosen(experiment: Experiment, trials: Sequence[Trial], only: Sequence[str]
     return [trial for trial in trials if trial.name in wanted]
 
 
-def _settable(trial: Trial) -> dict[str, Any]:
+def settable(trial: Trial) -> dict[str, Any]:
     """The settings that can be changed, by name: not the seed, and not what decides files that trials share."""
     match trial:
         case Training():
@@ -78,7 +78,7 @@ def _settable(trial: Trial) -> dict[str, Any]:
 
 
 def _with_settings(trial: Trial, settings: Mapping[str, str]) -> Trial:
-    before = _settable(trial)
+    before = settable(trial)
     new = {name: _read(trial, name, text, before[name]) for name, text in settings.items() if name in before}
     if not new:
         return trial

@@ -33,16 +33,17 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
     results, rows = results_of(record), record["rows"]
     findings = findings_of(experiment, results)
     claims = Table(("claim", "here", "seen"), [(one.claim, f"**{one.verdict()}**", one.seen) for one in findings])
+    flags = _flags(experiment, rows)
     parts = [
         f"## {experiment.place}: {experiment.name}\n",
         f"{experiment.question}\n",
         f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
-        _changed(_flags(experiment, rows)),
+        _changed(flags),
         _listed("What differs from the paper, and what is not known of it", experiment.caveats),
         claims.markdown() + "\n",
         experiment.table(results).markdown() + "\n",
         f"![{experiment.question}]({plot})\n",
-        _listed("What was tried", experiment.tried),
+        "" if flags else _listed("What was tried", experiment.tried),
     ]
     parts.append(f"<!-- not run: up to hours -->\n```sh\n{_command(experiment, record)}\n```\n")
     return "\n".join(part for part in parts if part)

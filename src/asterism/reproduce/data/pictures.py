@@ -15,7 +15,9 @@ import numpy as np
 from asterism.errors import DataError
 
 ARCHIVE = "cifar10-jpeg.tar.gz"
-CIFAR_10 = "CIFAR-10 as 60,000 JPEG files: train/CLASS/NUMBER.jpg and test/CLASS/NUMBER.jpg"
+CIFAR_10 = (
+    "CIFAR-10 (cs.toronto.edu/~kriz/cifar.html) as 60,000 JPEG files: train/CLASS/NUMBER.jpg and test/CLASS/NUMBER.jpg"
+)
 SIDE = 32
 
 

@@ -16,7 +16,8 @@ from asterism.training.data.records.sequences import bases
 
 SOURCE = Source(
     "promoters-human-tata.txt",
-    "2,929 human promoters with a TATA box (EPDnew, as published with DeePromoter) as text, 300 bases a line",
+    "2,929 human promoters with a TATA box (EPDnew; hs_pos_TATA.txt of github.com/egochao/DeePromoter) as text, 300"
+    " bases a line",
 )
 BASES, FEWEST = 300, 10
 """Of each promoter; and promoters, so that no split is empty."""

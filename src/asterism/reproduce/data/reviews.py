@@ -16,7 +16,10 @@ from asterism.reproduce.experiment import Source
 
 TRAIN, TEST = "imdb-train.jsonl.xz", "imdb-test.jsonl.xz"
 SOURCES = (
-    Source(TRAIN, "25,000 IMDb reviews (Maas 2011) as JSONL with `text` and `label`, pos or neg"),
+    Source(
+        TRAIN,
+        "25,000 IMDb reviews (ai.stanford.edu/~amaas/data/sentiment) as JSONL with `text` and `label`, pos or neg",
+    ),
     Source(TEST, "the 25,000 reviews of the test split, written likewise"),
 )
 LABELS = ("pos", "neg")

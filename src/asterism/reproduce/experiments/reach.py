@@ -110,14 +110,17 @@ def draw(results: Results) -> "Figure":
 
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
     axes = figure.subplots()
-    for name in PATTERNS:
+    for number, name in enumerate(PATTERNS):
         shares = {at: results.mean(name, f"pairs after {at}") for at in range(1, MOST + 1)}
         some = {at: 100 * (1 - share) for at, share in shares.items() if share is not None}
-        axes.plot(list(some), list(some.values()), marker="o", markersize=3, label=name)
+        size = 2 * (len(PATTERNS) - number) + 2  # rings inside one another, where curves have the same values
+        axes.plot(
+            list(some), list(some.values()), "o-", linewidth=1, markersize=size, markerfacecolor="none", label=name
+        )
     axes.set_yscale("symlog", linthresh=0.1)
-    axes.set(xlabel="layers", ylabel="pairs not connected yet, %", xticks=range(1, MOST + 1), ylim=(0, 120))
+    axes.set(xlabel="layers", ylabel="pairs not connected yet, %", xticks=range(1, MOST + 1), ylim=(-0.03, 200))
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right center", fontsize=8, frameon=False)
+    figure.legend(loc="outside right center", fontsize=8, frameon=False, labelspacing=1.0)
     return figure
 
 

@@ -13,6 +13,14 @@ RUNS = (("palindromes", "0110"), ("copy", "abba"), ("increment", "1011"), ("anbn
 """Machines of the library, and words."""
 ATTENTION = ("full", "sparse")
 STEPS = 60
+SHOWN = {
+    "layers": "decoder layers",
+    "steps": "steps",
+    "tokens": "tokens",
+    "degree": "most keys of a token",
+    "products": "products of a query and a key",
+}
+"""The columns of figures, by the name of the figure."""
 
 
 def _name(machine: str, attention: str) -> str:
@@ -38,7 +46,13 @@ def _simulate(machine: str, word: str, attention: str, seed: int) -> Figures:
 
     found = simulate(machine, word, attention=attention, steps=STEPS)  # raises if a step is not the interpreter's
     run = found.run
-    counts = {"steps": len(found.steps) - 1, "tokens": run.tokens, "products": run.products, "degree": run.degree}
+    counts = {
+        "layers": len(run.construction.transformer.layers),
+        "steps": len(found.steps) - 1,
+        "tokens": run.tokens,
+        "products": run.products,
+        "degree": run.degree,
+    }
     return {name: float(count) for name, count in counts.items()}
 
 
@@ -48,12 +62,9 @@ def table(results: Results) -> Table:
     for machine, word in RUNS:
         for attention in ATTENTION:
             name = _name(machine, attention)
-            counts = [results.shown(name, figure, ",.0f") for figure in ("steps", "tokens", "degree", "products")]
+            counts = [results.shown(name, figure, ",.0f") for figure in SHOWN]
             rows.append((f"{machine} {word}".strip(), attention, *counts))
-    return Table(
-        ("machine and word", "attention", "steps", "tokens", "most keys of a token", "products of a query and a key"),
-        rows,
-    )
+    return Table(("machine and word", "attention", *SHOWN.values()), rows)
 
 
 def findings(results: Results) -> Sequence[Finding]:

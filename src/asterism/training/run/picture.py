@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asterism import presence
 from asterism.files import replacing_file
-from asterism.presence import require_package
 from asterism.training.run.metrics import Metric
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LOSS = Metric("loss", "loss in nats")
 
 def require_matplotlib() -> None:
     """Raise ConfigurationError if matplotlib is missing: before the first step, not at the first picture."""
-    require_package("matplotlib", "matplotlib", "train", "drawing how a run goes")
+    presence.require_matplotlib("train", "drawing how a run goes")
 
 
 def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:

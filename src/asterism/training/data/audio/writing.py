@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from asterism import presence
 from asterism.files import replacing_file
-from asterism.presence import require_package
 from asterism.training.data.audio.decoding import require_soundfile
 from asterism.training.data.audio.mulaw import decode
 
@@ -67,7 +67,7 @@ def picture_of(output: Path) -> Path:
 
 def require_matplotlib() -> None:
     """Raises ConfigurationError if matplotlib is not there."""
-    require_package("matplotlib", "matplotlib", "audio", "drawing spectrograms")
+    presence.require_matplotlib("audio", "drawing spectrograms")
 
 
 def draw_sounds(sounds: Sequence[Sound], rate: int, path: Path) -> None:
