@@ -127,8 +127,8 @@ HEADS_COMBINED = Experiment(
     tried=(
         "A likely cause is the short run, in which near bytes are learned first: merged heads, which read the nearest"
         " 32 or more in every layer, are the best of both patterns, and a plain window is as good.",
-        "Longer runs: after 1,000 steps strided heads have 1.631 bits per byte if merged and 1.728 if split. So the"
-        " distance halves, and is still 6%.",
+        "Longer runs, with one seed: after 1,000 steps strided heads have 1.631 bits per byte if merged and 1.728 if"
+        " split. So the distance halves, and is still 6%.",
         "Twice the rate: 2.127 if merged, 2.340 if split. So it is not the rate that keeps split heads behind.",
     ),
     caveats=(
