@@ -157,7 +157,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "ours: a model of attention predicts better than counted contexts",
             {**causal, COUNTED: bits[COUNTED]},
             lambda of: max(of[name] for name in causal) < of[COUNTED],
-            "Causal {causal, 4,096 tokens:.4f}, counted {counted contexts:.4f}: bits of compressors, comparable.",
+            "Causal {causal, 4,096 tokens:.4f}, counted {counted contexts:.4f}.",
         ),
     ]
 
@@ -176,8 +176,8 @@ GENOMICS = Experiment(
     place="Table 5",
     question="Does length help to read DNA?",
     setting={
-        "laptop": "E. coli: 1,000 steps of 4,096 bases (dna-tiny), or 250 of 4,096 masked tokens (BigBird, 128 wide);"
-        " 393,216 held-out bases are scored.",
+        "laptop": "E. coli: 1,000 steps of 4,096 bases (dna-tiny), or 250 of 4,096 tokens, some masked (BigBird, 128"
+        " wide); 393,216 held-out bases are scored.",
         "workstation": "E. coli: 20,000 steps of 4,096 tokens, three seeds; 393,216 held-out bases are scored.",
     },
     trials=trials,
@@ -194,8 +194,11 @@ GENOMICS = Experiment(
         " three seeds).",
     ),
     caveats=(
-        "The paper learns the human genome, which has long repeats; bacteria have few. Masked bits see both sides, so"
-        " they are comparable with each other, not with those of compressors.",
+        "The paper learns the human genome, which has long repeats; bacteria have few. Its 1.57 is of counted contexts"
+        " (SRILM), 1.23 of BERT with dense attention, and 1.12 of BigBird. Here both masked models have BigBird's"
+        " pattern. The threshold of 0.02 bits is ours.",
+        "Masked bits see both sides, so they are comparable with each other, not with those of compressors and"
+        " of causal models.",
         "Promoters (Table 6) are an experiment of their own. Chromatin (Table 7) was not measured: its data is not at"
         " hand.",
     ),

@@ -165,7 +165,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "; ".join(f"{task} " + ", ".join(f"{{{task} {words}:+.2f}}" for words in WORDS) for task in TASKS) + ".",
         ),
         decided(
-            "who reads 4,096 tokens answers about the longest documents",
+            "a reader of 4,096 tokens answers nearly all questions about the longest documents, more than nine of ten",
             whole,
             lambda of: min(of.values()) > 0.9,
             "Classification {classify:.2f}, questions {qa:.2f}.",
@@ -223,8 +223,9 @@ LONG_DOCUMENTS = Experiment(
     caveats=(
         "Documents are made up, from a vocabulary of a few hundred words, so that it is known where the evidence"
         " stands: anywhere, with equal probability. Both readers get about equal time.",
-        "In the paper, classification gains most where documents are long: 4.9 points on Arxiv, where all are longer"
-        " than 512 tokens, and 0.2 on IMDb, where 14% are.",
+        "In the paper, classification gains 4.9 points on Arxiv, where all documents are longer than 512 tokens, and"
+        " 0.2 on IMDb, where 14% are. Length is not all: Hyperpartisan, where 53% are, gains 4.4, and Patents, where"
+        " 90% are, 2.2.",
         "Real summaries, meetings and searches of long documents are in [Summaries](../summaries.md) and"
         " [Readers](../readers.md).",
     ),

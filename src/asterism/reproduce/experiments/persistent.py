@@ -162,9 +162,9 @@ PERSISTENT = Experiment(
     published=lambda: {name: (recipe(short), count) for short, (name, count, _) in PUBLISHED.items()},
     tried=(
         "Half of the steps: feed-forward layers had 2.271 bits per byte, 500 vectors 2.203, one vector 2.174. So"
-        " vectors, and few of them, learn faster at first, and the order of 450 steps was nearly the opposite.",
+        " vectors, and few of them, learn faster at first, and the order of 450 steps was the opposite.",
         "Half the rate: after 250 steps feed-forward layers have 3.22 bits per byte of training text and 512 vectors"
-        " 3.36, so the order of these two depends on the rate.",
+        " 3.36. So feed-forward layers are ahead there, too.",
         "A likely cause: feed-forward layers here are ours, with norms in front and rotary positions, which suit"
         " them; blocks of vectors have norms behind.",
     ),

@@ -133,7 +133,7 @@ def findings(results: Results) -> Sequence[Finding]:
             " inputs each. Where a model is refused, its codes do not fit into float64.",
         ),
         decided(
-            "ours: layers grow as the power n d of the fineness of the grid",
+            "ours: attention and feed-forward layers together grow as the power n d of the fineness of the grid",
             slopes,
             lambda of: all(abs(of[name] - tokens * d) < 0.35 for name, (tokens, d) in FUNCTIONS.items()),
             "Exponents between the two finest grids: "
@@ -214,7 +214,7 @@ PRICE_OF_UNIVERSALITY = Experiment(
         " by `crossed`, a feature of the other token times one of its own; by `root`, the root of their distance.",
         "Both d_2 are estimates from random inputs: 4,096 of the model, more of the construction. So they differ,"
         " though model and construction answer alike.",
-        "The paper states the theorem and counts no layers; the claim about their number is ours. `root` uses the"
-        " construction of Zaheer 2020 with a star.",
+        "From memory, the paper counts p (n - 1) / delta^d + s attention layers, and no feed-forward layers; the claim"
+        " about both is ours. `root` uses the construction of Zaheer 2020 with a star.",
     ),
 )

@@ -132,6 +132,6 @@ TURING = Experiment(
     caveats=(
         "The printed construction does not run. A sign of its keys, the numbering of its tokens, the edges of compute"
         " tokens and a test of its last layer are corrected.",
-        "The sparse decoder needs more products than the full one, not fewer: step t takes t + 1 tokens.",
+        "The sparse decoder needs more products than the full one, not fewer: step t, counted from 1, takes t tokens.",
     ),
 )

@@ -49,7 +49,10 @@ def notes_on_dtype(asked: Dtype, taken: Dtype) -> list[str]:
     if asked != taken:
         return [f"dtype: auto chose {taken}"]
     if asked == "bfloat16" and device_of_runs().type == "cpu" and not multiplies_bfloat16():
-        return ["dtype: this processor has no instructions for bfloat16, and computes faster in float32"]
+        return [
+            "dtype: this processor has no instructions for bfloat16, and may take ten times as long as in float32, or"
+            " far longer; `--dtype float32` is faster"
+        ]
     return []
 
 
