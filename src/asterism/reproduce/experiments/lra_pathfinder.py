@@ -87,8 +87,8 @@ LRA_PATHFINDER = arena(
         "A likely cause is the short run: with dense attention and wide windows a token has to find its neighbours"
         " among all others first. Pictures of an earlier generator, in which the distance of the dots told something,"
         " dense attention learned to 82.8% in 700 steps.",
-        "Three times the steps: dense attention has 83.6%, not 60.7%. So it comes near the windows of 17 and 65 of"
-        " the short run, and stays behind the pixels that tell most of these small pictures.",
+        "In bfloat16 dense attention had 60.7% after as many steps, and 83.6% after three times as many. So it begins"
+        " to learn about here, and comes near the windows of 17 and 65 of the short run.",
     ),
     caveats=(
         "Pictures are made here, and the dots are brighter than the dashes. At 32 x 32 pixels, as in the paper, two"
