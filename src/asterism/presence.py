@@ -1,6 +1,7 @@
 """What a command names must be there: asked before torch and transformers are imported, which takes seconds."""
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def require_matplotlib(extra: str, purpose: str) -> None:
     require_package("matplotlib", "matplotlib", extra, purpose)
     if backend := os.environ.get("MPLBACKEND"):
         try:
-            import matplotlib  # noqa: F401
+            import_module("matplotlib")
         except ValueError:
             raise ConfigurationError(
                 "matplotlib-backend", f"{purpose} needs matplotlib, which knows no MPLBACKEND={backend}; unset it"

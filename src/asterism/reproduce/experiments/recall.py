@@ -201,7 +201,7 @@ RECALL = Experiment(
         " every fixed pattern.",
     ),
     caveats=(
-        "The paper compares attention with recurrent and convolutional models; also with"
+        "The paper compares attention with recurrent and convolutional models, also such with"
         " sparse attention chosen by content. Fixed patterns, their reach and the claims about them are ours.",
         "A key and its value share a byte, because small models take thousands of steps to bind two.",
     ),

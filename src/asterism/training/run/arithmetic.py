@@ -50,8 +50,8 @@ def notes_on_dtype(asked: Dtype, taken: Dtype) -> list[str]:
         return [f"dtype: auto chose {taken}"]
     if asked == "bfloat16" and device_of_runs().type == "cpu" and not multiplies_bfloat16():
         return [
-            "dtype: this processor has no instructions for bfloat16, and may take ten times as long as in float32, or"
-            " far longer; `--dtype float32` is faster"
+            "dtype: this processor has no instructions for bfloat16, and takes several times as long as in float32:"
+            " give --dtype float32"
         ]
     return []
 
