@@ -1,5 +1,7 @@
 """Verbs called in this process, and the run that several of them ask."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,15 @@ from asterism.cli.main import main
 
 
 @pytest.fixture
-def run(capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+def run(capsysbinary: pytest.CaptureFixture[bytes]) -> Iterator[Run]:
     def call(*argv: str | Path) -> Result:
         code = main([str(word) for word in argv])
         out, err = capsysbinary.readouterr()
         return Result(code, out.decode(errors="surrogateescape"), err.decode())
 
-    return call
+    usual = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, usual)  # which one of several processes ignores once it has printed why it ends
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from asterism.models import use_pattern
 
 CASES = [name for name, *_ in cases()]
 PATIENCE = 60
+SETTINGS = [(2, 0), (2, 1), (3, 1), *(pytest.param(3, odd, marks=pytest.mark.slow) for odd in (0, 2))]
+"""Ranks, and which of them is odd."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def answers(gloo):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("ranks, odd", [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+@pytest.mark.parametrize("ranks, odd", SETTINGS)
 def test_all_ranks_raise_at_once(answers, ranks, odd):
     for name in CASES:
         found = [one[name] for one in answers(ranks, odd)]
@@ -43,9 +45,6 @@ def test_the_odd_rank_says_why(answers, name):
     said = [one[name].said for one in answers(3, 1)]
     assert said[0] == said[2]
     assert said[0] == said[1] or said[0].startswith("rank 1 could not go on") and said[0].endswith(said[1]), said
-
-
-SETTINGS = [(2, 0), (2, 1), (3, 1), *(pytest.param(3, odd, marks=pytest.mark.slow) for odd in (0, 2))]
 
 
 @pytest.mark.model

@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import replace
 from multiprocessing import active_children
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import measures
@@ -127,6 +129,26 @@ def test_jobs_end_when_figures_cannot_be_recorded(tmp_path):
     with refusing(NonFiniteLossError, "reproduce-figure", "nan, seed 0: length is not finite"):
         reproduce(made_up("nan", "wait"), "laptop", tmp_path / "it", jobs=2)
     assert not set(active_children()) - before
+
+
+def test_jobs_end_where_the_first_process_ignores_the_signal(tmp_path, monkeypatch):
+    """They would inherit that, and each would be waited for until patience ends."""
+
+    def wait_until_all_run(receivers):
+        until(lambda: (tmp_path / "it" / LOGS / "wait-0.txt").exists())
+        return wait(receivers)
+
+    monkeypatch.setattr("asterism.reproduce.jobs.wait", wait_until_all_run)
+    monkeypatch.setattr("asterism.reproduce.jobs._PATIENCE", 5.0)
+    killed, kill = [], BaseProcess.kill
+    monkeypatch.setattr(BaseProcess, "kill", lambda process: killed.append(process) or kill(process))
+    usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with refusing(NonFiniteLossError, "reproduce-figure", "nan, seed 0"):
+            reproduce(made_up("nan", "wait"), "laptop", tmp_path / "it", jobs=2)
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert not killed
 
 
 def test_one_trial_has_all_threads(tmp_path):

@@ -147,6 +147,7 @@ def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, s
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal reaches the parent too, which ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # with which it does so, even if it ignores it itself
     end_with(parent)
     try:
         with writing(log):
