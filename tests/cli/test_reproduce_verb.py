@@ -98,6 +98,7 @@ def test_several_experiments_run_one_after_the_other(run, tmp_path, monkeypatch)
         ("turing --scale paper", 2, "turing runs at scale laptop, not paper"),
         ("copy-tsk --list", 2, "Did you mean 'copy-task'?"),
         ("turing --scale workstation --list", 2, "turing runs at scale laptop, not workstation"),
+        ("turing --list --only one --seeds 2", 2, "--list runs nothing; leave out --seeds, --only"),
         ("bigbird", 2, "That paper has building-blocks, blocks-reviews"),
         ("lra-text", 3, "imdb-train.jsonl.xz"),
         ("turing --data nosuch", 3, "there is no folder 'nosuch'"),

@@ -171,6 +171,7 @@ def test_a_file_of_real_data_is_taken_along(tmp_path):
     there.mkdir()
     with refusing(DataError, "reproduce-data", "lacks reviews.jsonl"):
         reproduce(reading, "laptop", folder, there)
+    assert not folder.exists()
     (there / "reviews.jsonl").write_text("{}")
     log: list[str] = []
     reproduce(reading, "laptop", folder, there)

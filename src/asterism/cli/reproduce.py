@@ -39,6 +39,8 @@ def run(argv: Sequence[str]) -> None:
         require_matplotlib("plot", "the plots of experiments")
         paths = write_pages(arguments.pages)
         print_json({"pages": [str(path) for path in paths]}) if arguments.json else print(*paths, sep="\n")
+    elif arguments.list and (other := _running_flags(arguments)):
+        raise UsageError("reproduce-list", f"--list runs nothing; leave out {', '.join(other)}")
     elif arguments.list and arguments.names:
         _print_trials([find_experiment(name) for name in arguments.names], arguments)
     elif arguments.list:
@@ -58,6 +60,12 @@ def run(argv: Sequence[str]) -> None:
             found.append(record)
         if arguments.json:
             print_json(found[0] if len(found) == 1 else {"experiments": found})
+
+
+def _running_flags(arguments: Namespace) -> list[str]:
+    """The given flags that only an experiment that runs has a use for."""
+    given = vars(arguments)
+    return [f"--{name}" for name in ("output", "data", "seeds", "set", "only") if given[name] not in (None, [])]
 
 
 def _changed(one: Experiment, arguments: Namespace) -> Experiment:

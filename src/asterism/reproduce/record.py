@@ -21,7 +21,7 @@ VERSION = 1
 
 
 def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str, Any]:
-    """The record in a folder, or a new one where the folder holds nothing.
+    """The record in a folder, or a new one, not written yet, where the folder holds nothing.
 
     Raises CheckpointError for a record of another experiment, scale or version, or with other changes, for a damaged
     one, and for a folder of other things.
@@ -33,9 +33,7 @@ def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str,
                 "reproduce-folder", f"{folder} holds no experiment but {others[0]}; give another --output, or remove it"
             )
         record: dict[str, Any] = {"version": VERSION, "experiment": experiment.name, "scale": scale, "rows": []}
-        record |= {"changes": list(experiment.changes)} if experiment.changes else {}
-        write_sealed(path, record)  # so that what is made from here on is known to be of this experiment
-        return record
+        return record | ({"changes": list(experiment.changes)} if experiment.changes else {})
     record = read_record(path)
     for name, mine in (("experiment", experiment.name), ("scale", scale)):
         if record[name] != mine:
@@ -97,6 +95,11 @@ def add(folder: Path, record: dict[str, Any], trial: Trial, figures: Figures) ->
         raise NonFiniteLossError("reproduce-figure", f"{trial.name}, seed {trial.seed}: {wrong[0]} is not finite")
     row = {"trial": trial.name, "seed": trial.seed, "figures": dict(figures), "date": time.strftime("%Y-%m-%d")}
     record["rows"].append(row | {"machine": describe("cpu"), "settings": trial.settings()})
+    write_record(folder, record)
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the record in its folder."""
     write_sealed(folder / RECORD, record)
 
 

@@ -20,7 +20,7 @@ from asterism.randomness import isolated
 from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, require_scale
 from asterism.reproduce.jobs import measured
 from asterism.reproduce.page import section, title, write_plot
-from asterism.reproduce.record import add, is_measured, open_record
+from asterism.reproduce.record import add, is_measured, open_record, write_record
 from asterism.reproduce.trials import DATA, Training, with_seeds
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
@@ -56,8 +56,11 @@ def reproduce(
         remove_leftovers(folder / DATA)
         record = open_record(folder, experiment, scale)
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
-        for source in experiment.sources if left else ():
-            _take(source, experiment, folder / DATA / source.name, data, is_read=bool(record["rows"]))
+        given = [_given(source, experiment, folder, data) for source in (experiment.sources if left else ())]
+        write_record(folder, record)  # so that what is made from here on is known to be of this experiment
+        for path in given:
+            if path is not None:
+                _take(path, experiment, folder, is_read=bool(record["rows"]))
         with isolated(0):
             for trial in left:
                 if isinstance(trial, Training):
@@ -75,20 +78,27 @@ def reproduce(
     return record
 
 
-def _take(source: Source, experiment: Experiment, path: Path, data: Path | None, *, is_read: bool) -> None:
-    """Copy a source into the folder of an experiment, in place of a copy that no figure was made of.
+def _given(source: Source, experiment: Experiment, folder: Path, data: Path | None) -> Path | None:
+    """The file that the user gave for a source, or None where the folder of the experiment has it already.
 
-    Raises DataError if nobody gave it, and for another file than the one that figures were made of.
+    Raises DataError if nobody gave it.
     """
     given = None if data is None else data / source.name
-    if given is None or not os.path.isfile(given):  # noqa: PTH113  # false of what can be no name of a file
-        if path.exists() and data is None:
-            return
-        missing = "; ".join(f"{one.name}, {one.what}" for one in experiment.sources)
-        where = (
-            "give the folder that has them, --data DIR" if data is None else f"{shown(str(data))} lacks {source.name}"
-        )
-        raise DataError("reproduce-data", f"{experiment.name} reads {missing}; {where}")
+    if given is not None and os.path.isfile(given):  # noqa: PTH113  # false of what can be no name of a file
+        return given
+    if data is None and (folder / DATA / source.name).exists():
+        return None
+    missing = "; ".join(f"{one.name}, {one.what}" for one in experiment.sources)
+    where = "give the folder that has them, --data DIR" if data is None else f"{shown(str(data))} lacks {source.name}"
+    raise DataError("reproduce-data", f"{experiment.name} reads {missing}; {where}")
+
+
+def _take(given: Path, experiment: Experiment, folder: Path, *, is_read: bool) -> None:
+    """Copy a source into the folder of an experiment, in place of a copy that no figure was made of.
+
+    Raises DataError for another file than the one that figures were made of.
+    """
+    path = folder / DATA / given.name
     try:
         content = given.read_bytes()
     except OSError as error:
