@@ -22,7 +22,12 @@ assert SparseAttention(16, 2, "window(left=3)", implementation="eager")(torch.ra
 """
 
 WORK = ("show window(1) -n 6", "plan window(1) -n 64", "certify star() -n 8", "simulate increment --input 11")
-NEED_THE_EXTRA = {"train": "jsonargparse", "finetune --task classify": "jsonargparse", "promises": "transformers"}
+NEED_THE_EXTRA = {
+    "train": "jsonargparse",
+    "finetune --task classify": "jsonargparse",
+    "promises": "transformers",
+    "reproduce --list": "huggingface_hub",
+}
 
 
 def test_the_core_works_without_what_training_needs():

@@ -243,7 +243,7 @@ def test_what_scores_decide(bigbird, convolution, counted, holds):
 def test_missing_figures_leave_findings_open(results):
     found = PROMOTERS.findings(results)
     assert [finding.holds for finding in found] == [None] * 3
-    assert all("Not measured" in finding.seen for finding in found)
+    assert all("Missing" in finding.seen for finding in found)
     assert PROMOTERS.draw(results).axes
 
 

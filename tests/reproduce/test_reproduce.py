@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from refusals import refusing
 from repository import ROOT
 
 from asterism import attend
+from asterism.cli.installed import required
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.files import writing
 from asterism.reproduce import EXPERIMENTS, find_experiment, reproduce
@@ -28,6 +30,7 @@ from asterism.reproduce.experiment import (
     Experiment,
     Figures,
     Finding,
+    Package,
     Results,
     Source,
     Table,
@@ -190,6 +193,17 @@ def test_a_file_of_real_data_is_taken_along(tmp_path):
         reproduce(more, "laptop", folder, there)
     reproduce(reading, "laptop", folder)
     assert (folder / "data" / "reviews.jsonl").read_text() == "{}"
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path):
+    needing = replace(made_up(Asked("one", 0, [])), packages=(Package("abacus", "no_such_abacus", "sums"),))
+    with refusing(ConfigurationError, "package-missing", "made-up needs abacus", r"pip install '.[sums]'"):
+        reproduce(needing, "laptop", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+    for one in EXPERIMENTS.values():
+        for package in one.packages:
+            names = {needed.name.lower() for needed in required()[package.extra]}
+            assert find_spec(package.module) and package.name.lower() in names
 
 
 def test_a_stop_before_the_first_figure_loses_nothing_and_a_better_file_is_taken(tmp_path):
@@ -537,8 +551,8 @@ def test_a_claim_is_decided_by_all_its_values():
         "x", True, "a 25%, b 0.5"
     )
     lacks = dict.fromkeys("cdefg")
-    assert decided("x", {**values, **lacks}, lambda of: True, "").seen == "Not measured: c; d; e, and 2 more."
-    assert decided("x", {**values, "c": None}, lambda of: True, "{b}") == Finding("x", None, "Not measured: c.")
+    assert decided("x", {**values, **lacks}, lambda of: True, "").seen == "Missing: c; d; e, and 2 more."
+    assert decided("x", {**values, "c": None}, lambda of: True, "{b}") == Finding("x", None, "Missing: c.")
 
 
 def test_reach_finds_what_the_paper_says_wrongly():

@@ -54,6 +54,7 @@ _SHARED = ("train", "finetune", "evaluate", "generate")
 
 _EXTRAS = {
     "transformers": "train",
+    "huggingface_hub": "train",
     "jsonargparse": "train",
     "shtab": "completion",
     "rich": "train",

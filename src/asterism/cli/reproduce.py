@@ -153,7 +153,7 @@ def _print_list(as_json: bool) -> None:
         for row in rows
     ]
     print(Table(("experiment", "of", "state", "minutes", "needs", "question"), cells).aligned(left=True))
-    print("Minutes are those at scale laptop with one thread and one job; `-` is not recorded.")
+    print("Minutes are those of the default seeds at scale laptop, with one thread and one job; `-` is not recorded.")
 
 
 def _print_trials(experiments: Sequence[Experiment], arguments: Namespace) -> None:
@@ -210,12 +210,17 @@ def _held(verdicts: Sequence[str]) -> str:
 
 def _costs(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, Any]]:
     """What an experiment costs, for people and as JSON."""
-    from asterism.reproduce.costs import cost_table, costs, is_fine_tuned
+    from asterism.reproduce.costs import GPU, RATE, cost_table, costs, fine_tuned
 
     with waiting("counting operations and memory"):
         counted = costs(one, arguments.scale)
     lines, not_counted = [cost_table(counted, arguments.scale).aligned()], list[str]()
-    if is_fine_tuned(one):
+    rate = "" if arguments.scale == SCALES[0] else f", and time is that of {GPU} at {RATE / 1e12:g} TFLOP/s"
+    lines.append(f"Tokens and operations are those of whole runs{rate}. Memory is that of training on one device.")
+    others = fine_tuned(one)
+    if others & {cost.name for cost in counted}:
+        lines.append("Fine-tuning is counted as runs that restore masked tokens of as many rows.")
+    elif others:
         lines.append("Fine-tuning is not counted.")
         not_counted.append("fine-tuning")
     record = {"experiment": one.name, "costs": [vars(cost) for cost in counted], "not_counted": not_counted}
@@ -243,14 +248,14 @@ def _parser() -> Parser:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="another value of a setting, such as steps=2000, for all trials that have it; may be given again",
+        help="another value of a setting, such as steps=2000, for all trials that have it; may be repeated",
     )
     parser.add_argument(
         "--only",
         metavar="TRIAL",
         action="append",
         default=[],
-        help="a trial to run; NAME --list names them; may be given again",
+        help="a trial to run; NAME --list names them; may be repeated",
     )
     parser.add_switch(
         "--list",

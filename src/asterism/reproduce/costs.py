@@ -14,14 +14,16 @@ GPU, RATE = "one H200", 4e14
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: parameters, those of the paper if it says, bytes of memory on one device, and seconds.
+    """Of one whole run: parameters, those of the paper if it says, tokens and operations of all steps, bytes, seconds.
 
-    Seconds are those of one GPU at a rate of RATE; at scale laptop the least that this machine takes, None if unknown.
+    Bytes are the memory that training takes on one device. Seconds are those of one GPU at a rate of RATE; at scale
+    laptop the least that this machine takes, None if unknown.
     """
 
     name: str
     parameters: int
     published: float | None
+    tokens: int
     flops: float
     memory: int
     seconds: float | None
@@ -64,13 +66,14 @@ def _cost(name: str, config: RunConfig, published: float | None, scale: Scale) -
     found = estimate(config)
     flops, step = float(found.flops_per_step) * found.steps, found.seconds_per_step
     here = None if step is None else step * found.steps
-    return Cost(name, found.parameters, published, flops, found.memory, here if scale == "laptop" else flops / RATE)
+    seconds = here if scale == "laptop" else flops / RATE
+    return Cost(name, found.parameters, published, found.tokens_per_step * found.steps, flops, found.memory, seconds)
 
 
-def is_fine_tuned(experiment: Experiment) -> bool:
-    """Whether an experiment has runs of fine-tuning, which are not counted."""
+def fine_tuned(experiment: Experiment) -> set[str]:
+    """The names of the runs of fine-tuning, which are not counted unless the published configurations have them."""
     trials = experiment.trials(next(iter(experiment.setting)))
-    return any(isinstance(one, Training) and isinstance(one.config, FineTuneConfig) for one in trials)
+    return {one.name for one in trials if isinstance(one, Training) and isinstance(one.config, FineTuneConfig)}
 
 
 def cost_table(found: list[Cost], scale: Scale) -> Table:
@@ -79,12 +82,13 @@ def cost_table(found: list[Cost], scale: Scale) -> Table:
         "run",
         "parameters",
         "in the paper",
+        "tokens",
         "operations",
         "memory",
         "at least, here" if scale == "laptop" else GPU,
     )
     flops, seconds = sum(cost.flops for cost in found), sum(cost.seconds or 0.0 for cost in found)
-    total = ("all, one seed", "", "", amount(flops, "FLOP"), "", _time(seconds))
+    total = ("all, one seed", "", "", "", amount(flops, "FLOP"), "", _time(seconds))
     return Table(headings, [*map(_row, found), *([total] if len(found) > 1 else [])])
 
 
@@ -94,6 +98,7 @@ def _row(cost: Cost) -> tuple[str, ...]:
         cost.name,
         f"{cost.parameters / 1e6:.1f}M",
         published,
+        amount(cost.tokens, "").replace(" ", ""),
         amount(cost.flops, "FLOP"),
         amount(cost.memory, "B"),
         _time(cost.seconds),

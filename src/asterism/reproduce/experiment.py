@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 from asterism.columns import aligned
 from asterism.errors import ConfigurationError
@@ -142,7 +142,7 @@ def decided(
     known = {name: value for name, value in values.items() if value is not None}
     if missing := [name for name in values if name not in known]:
         more = f", and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-        return Finding(claim, None, f"Not measured: {'; '.join(missing[:MOST_NAMED])}{more}.")
+        return Finding(claim, None, f"Missing: {'; '.join(missing[:MOST_NAMED])}{more}.")
     return Finding(claim, holds(known), seen.format_map(known))
 
 
@@ -159,6 +159,14 @@ class Source:
     what: str
 
 
+class Package(NamedTuple):
+    """A package that is not always installed: its name, its module, and the extra that brings it."""
+
+    name: str
+    module: str
+    extra: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """An experiment.
@@ -172,6 +180,7 @@ class Experiment:
     draw        makes the plot
     published   configurations at the published sizes, and their parameters in the paper (None: not said), by name
     sources     files that the user brings
+    packages    needed beyond those of training
     caveats     what differs from the paper, and what is not known of it
     tried       of claims that fail: the likely cause, and what was tried
     changes     flags that make it of the experiment of this name, such as `--set steps=7` (`changes.changed`)
@@ -189,6 +198,7 @@ class Experiment:
     draw: Callable[[Results], "Figure"]
     published: Callable[[], Mapping[str, tuple[RunConfig, float | None]]]
     sources: Sequence[Source] = ()
+    packages: Sequence[Package] = ()
     caveats: Sequence[str] = ()
     tried: Sequence[str] = ()
     changes: Sequence[str] = ()

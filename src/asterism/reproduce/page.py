@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.files import replacing_file
-from asterism.reproduce.experiment import Experiment, Results, Table, findings_of
+from asterism.reproduce.experiment import Experiment, Finding, Results, Table, findings_of
 from asterism.reproduce.papers import PAPERS
 from asterism.reproduce.record import results_of
 
@@ -33,15 +33,15 @@ def section(experiment: Experiment, record: Mapping[str, Any], plot: str) -> str
     results, rows = results_of(record), record["rows"]
     findings = findings_of(experiment, results)
     claims = Table(("claim", "here", "seen"), [(one.claim, f"**{one.verdict()}**", one.seen) for one in findings])
-    flags = _flags(experiment, rows)
+    flags, table = _flags(experiment, rows), experiment.table(results).markdown()
     parts = [
         f"## {experiment.place}: {experiment.name}\n",
         f"{experiment.question}\n",
-        f"{experiment.setting[record['scale']]} {_ran(rows)}\n",
+        f"{experiment.setting[record['scale']]} {_ran(rows)}{_how_to_read(findings, table)}\n",
         _changed(flags),
         _listed("What differs from the paper, and what is not known of it", experiment.caveats),
         claims.markdown() + "\n",
-        experiment.table(results).markdown() + "\n",
+        table + "\n",
         f"![{experiment.question}]({plot})\n",
         "" if flags else _listed("What was tried", experiment.tried),
     ]
@@ -91,6 +91,13 @@ def _listed(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"{title}:\n", *(f"- {line}" for line in lines), ""]) if lines else ""
 
 
+def _how_to_read(findings: Sequence[Finding], table: str) -> str:
+    """What the figures of several seeds mean."""
+    verdicts = " Means decide; `in 2 of 3 seeds` says how many seeds alone give the same verdict."
+    spread = " A ± is half of the range over seeds."
+    return verdicts * any(one.by_seed for one in findings) + spread * ("±" in table)
+
+
 def _ran(rows: Sequence[Mapping[str, Any]]) -> str:
     """Seeds, minutes, machines and dates of the rows."""
     seeds, minutes = {row["seed"] for row in rows}, sum(Results(rows).minutes())
@@ -101,5 +108,4 @@ def _ran(rows: Sequence[Mapping[str, Any]]) -> str:
     count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     took = f"{count}, {minutes:,.0f} minutes in all on " if minutes >= 0.5 else ""
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    spread = " A ± is half of the range over seeds." if len(seeds) > 1 else ""
-    return f"{took}{', '.join(machines)}, {when}.{spread}"
+    return f"{took}{', '.join(machines)}, {when}."

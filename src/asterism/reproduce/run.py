@@ -16,6 +16,7 @@ from typing import Any
 
 from asterism.errors import ConfigurationError, DataError, shown
 from asterism.files import make_folder, remove_leftovers, replacing_file, write_text
+from asterism.presence import require_package
 from asterism.randomness import isolated
 from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, require_scale
 from asterism.reproduce.jobs import measured
@@ -41,9 +42,9 @@ def reproduce(
 
     `data` is the folder with the sources of the experiment; `seeds` is how many seeds each trial has, by default as
     many as the scale says; `jobs` is how many trials run at a time, each in a process of its own unless it is 1; `say`
-    is given a line for each trial. Raises ConfigurationError for a scale that the experiment does not have, DataError
-    for a source that is missing or another than before, CheckpointError for a folder in use, of another experiment, or
-    with results of other settings, and what runs raise.
+    is given a line for each trial. Raises ConfigurationError for a scale that the experiment does not have and for a
+    package that is missing, DataError for a source that is missing or another than before, CheckpointError for a folder
+    in use, of another experiment, or with results of other settings, and what runs raise.
     """
     require_scale(experiment, scale)
     if jobs < 1:
@@ -56,6 +57,8 @@ def reproduce(
         remove_leftovers(folder / DATA)
         record = open_record(folder, experiment, scale)
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
+        for package in experiment.packages if left else ():
+            require_package(*package, experiment.name)
         given = [_given(source, experiment, folder, data) for source in (experiment.sources if left else ())]
         write_record(folder, record)  # so that what is made from here on is known to be of this experiment
         for path in given:

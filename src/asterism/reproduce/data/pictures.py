@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import DataError
+from asterism.reproduce.experiment import Package
 
 ARCHIVE = "cifar10-jpeg.tar.gz"
 CIFAR_10 = (
     "CIFAR-10 (cs.toronto.edu/~kriz/cifar.html) as 60,000 JPEG files: train/CLASS/NUMBER.jpg and test/CLASS/NUMBER.jpg"
 )
+READER = Package("Pillow", "PIL", "images")
 SIDE = 32
 
 

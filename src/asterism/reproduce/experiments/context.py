@@ -116,7 +116,7 @@ CONTEXTS = Experiment(
         " little of what is near, and nothing of what is far. Short windows first halve that, and the differences are"
         " as small, 0.2%.",
         "A likely cause: what helps stands within the window of 256 bytes, and 150 steps do not teach the model to find"
-        " more in the last eighths of 190 blocks. Longer training on long windows was not tried.",
+        " more in the last eighths of 192 blocks. Longer training on long windows was not tried.",
     ),
     caveats=(
         "The text is Python's standard library, not enwik8. The pattern is a window of 256 bytes and the last eighth of"

@@ -144,7 +144,7 @@ def _score(folder: Path) -> Figures:
 
 def table(results: Results) -> Table:
     """Percent right, ours and the paper's, by depth."""
-    headings = ["percent right", *(f"{depth} layer{'s' * (depth > 1)}: here (paper)" for depth in DEPTHS)]
+    headings = ["percent right", *(f"{depth} layer{'s' * (depth > 1)}: here (paper, not verified)" for depth in DEPTHS)]
     return Table(
         headings,
         [
@@ -231,7 +231,7 @@ def draw(results: Results) -> "Figure":
         some = {depth: 100 * mean for depth, mean in known.items() if mean is not None}
         ours.plot(list(some), list(some.values()), dashes, color=f"C{kind}", marker="o", label=pattern)
         theirs.plot(DEPTHS, PUBLISHED[pattern], dashes, color=f"C{kind}", marker="o", label=pattern)
-    for axes, title in ((ours, "here"), (theirs, "in the paper")):
+    for axes, title in ((ours, "here"), (theirs, "in the paper, not verified")):
         axes.set(title=title, xlabel="layers", xticks=DEPTHS)
         axes.grid(alpha=0.3)
     ours.set_ylabel("symbols copied right, %")

@@ -138,7 +138,7 @@ LANGUAGE = Experiment(
     name="language",
     paper="yun-2020",
     place="Figure 1",
-    question="Which sparse patterns predict text best, for as many keys per query?",
+    question="Which sparse patterns predict text best, and how many keys do they read?",
     setting={
         "laptop": "Models of 4 layers, 64 wide with 4 heads, learn from 900 steps of 16 x 256 bytes of Python's"
         " standard library.",

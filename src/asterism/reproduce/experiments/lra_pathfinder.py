@@ -85,8 +85,8 @@ LRA_PATHFINDER = arena(
     },
     tried=(
         "A likely cause is the short run: with dense attention and wide windows a token has to find its neighbours"
-        " among all others first. Pictures of an earlier generator, in which the distance of the dots told something,"
-        " dense attention learned to 82.8% in 700 steps.",
+        " among all others first. On pictures from an earlier generator, in which the distance between the dots was"
+        " a cue, dense attention reached 82.8% in 700 steps.",
         "In bfloat16 dense attention had 60.7% after as many steps, and 83.6% after three times as many. So it begins"
         " to learn about here, and comes near the windows of 17 and 65 of the short run.",
     ),

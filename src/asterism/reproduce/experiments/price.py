@@ -136,7 +136,7 @@ def findings(results: Results) -> Sequence[Finding]:
             "ours: attention and feed-forward layers together grow as the power n d of the fineness of the grid",
             slopes,
             lambda of: all(abs(of[name] - tokens * d) < 0.35 for name, (tokens, d) in FUNCTIONS.items()),
-            "Exponents between the two finest grids: "
+            "Exponents between the two finest grids that were counted (the table has coarser ones): "
             + ", ".join(f"{name} {{{name}:.2f}} (n d = {n * d})" for name, (n, d) in FUNCTIONS.items())
             + ".",
         ),

@@ -144,7 +144,7 @@ def _relayed(task: str, right: Mapping[str, float | None], most: Mapping[str, fl
     names = [_name(task, pattern, layers) for pattern in ("window", "strided", "BigBird") for layers in DEPTHS[1:]]
     near = [name for name in names if most[name] > LEARNT]
     return decided(
-        f"ours: what is in reach of several layers of a fixed pattern is also learnt, of {task}",
+        f"ours: what is in reach of several layers of a fixed pattern is also learnt, on {task}",
         {name: right[name] for name in near},
         lambda of: min(of.values()) > LEARNT,
         f"In reach of more than {LEARNT}: " + ", ".join(f"{name} {right[name] or 0:.2f}" for name in near) + ".",
@@ -197,8 +197,8 @@ RECALL = Experiment(
         " deeper models learn to recall more slowly, though a third layer helps with needles.",
         "A longer text: with 256 bytes, two layers and half of the keys, chosen blocks answer 0.75, window and"
         " BigBird 0.3 (three seeds, `asterism search`). In `frontier`, after more steps, chosen blocks answer 0.89, a"
-        " window 0.52, and layers of window and stride in turn 0.88. So choosing is better than a window, but not than"
-        " every fixed pattern.",
+        " window 0.52, and layers of window and stride in turn 0.88. So choosing is better than a window, but not"
+        " better than every fixed pattern.",
     ),
     caveats=(
         "The paper compares attention with recurrent and convolutional models, also such with"

@@ -145,8 +145,9 @@ def _count_words(data: Path) -> Figures:
 
 
 def _gain(results: Results, less: int, more: int, length: str) -> float | None:
+    """In points: percent that are right."""
     low, high = (results.mean(_name(read), length) for read in (less, more))
-    return None if low is None or high is None else high - low
+    return None if low is None or high is None else 100 * (high - low)
 
 
 def table(results: Results) -> Table:
@@ -170,14 +171,14 @@ def findings(results: Results) -> Sequence[Finding]:
         sum(SHARES[length] * known[length] for length in WORDS) / sum(SHARES.values()) if len(known) == 2 else None
     )
     seen = (
-        f"Gain of 4,096 tokens over 512: short reviews {{{SHORT}:+.1%}}, long ones {{{LONG}:+.1%}}, both in the shares"
-        " of the test split {both:+.1%}."
+        f"Gain of 4,096 tokens over 512, in points: short reviews {{{SHORT}:+.1f}}, long ones {{{LONG}:+.1f}}, both in"
+        " the shares of the test split {both:+.1f}."
     )
     return [
         decided(
             "reviews gain little from 4,096 tokens in place of 512: less than one point, short and long ones together",
             gains,
-            lambda of: of["both"] < 0.01,
+            lambda of: of["both"] < 1,
             seen,
         ),
         decided(
@@ -189,8 +190,8 @@ def findings(results: Results) -> Sequence[Finding]:
         decided(
             "ours: reading 512 tokens in place of 64 gains more than two points",
             control,
-            lambda of: min(of.values()) > 0.02,
-            f"Short reviews {{{SHORT}:+.1%}}, long ones {{{LONG}:+.1%}}.",
+            lambda of: min(of.values()) > 2,
+            f"Short reviews {{{SHORT}:+.1f}} points, long ones {{{LONG}:+.1f}}.",
         ),
     ]
 

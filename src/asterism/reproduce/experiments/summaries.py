@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from asterism.presence import require_package
 from asterism.reproduce.data.rfcs import (
     RFCS,
     SOURCES,
@@ -26,7 +25,7 @@ from asterism.reproduce.data.rfcs import (
     write,
     write_documents,
 )
-from asterism.reproduce.experiment import Experiment, Figures, Finding, Results, Scale, Table, Trial, decided
+from asterism.reproduce.experiment import Experiment, Figures, Finding, Package, Results, Scale, Table, Trial, decided
 from asterism.reproduce.trials import DATA, Baseline, Training, counted_run, made
 from asterism.shape import ModelConfig
 from asterism.training.recipes import recipe
@@ -248,7 +247,6 @@ def _score_sentences(data: Path, choose: Callable[[Sequence[str], str], list[int
     """Scores of the sentences whose numbers are chosen, of the test documents of each length."""
     from asterism.training.tasks.scores.texts import rouge
 
-    require_package("rouge-score", "rouge_score", "seq2seq", "the scores of summaries")
     scores = {}
     for length in WORDS:
         rows = list(read(_test(data, length)))
@@ -399,12 +397,13 @@ SUMMARIES = Experiment(
     draw=draw,
     published=lambda: {"BigBird-Pegasus large": (recipe("bigbird-pegasus-large"), None)},
     sources=SOURCES,
+    packages=(Package("rouge-score", "rouge_score", "seq2seq"),),
     tried=(
         "A likely cause: what an abstract says stands in the first 512 tokens, and long rows give a new model more"
         " places to look for it.",
         "500 steps in place of 300 (2026-11-22, bfloat16, 100 documents of all lengths): 33.4 points of R-1 with 512"
         " tokens, 33.2 with 4,096. So both are equal there; documents and data type are not those of the table.",
-        "Whole documents, 7,627 tokens in the mean, read by the model that learned with 4,096 (the same day): 33.4. The"
+        "Whole documents, 7,627 tokens on average, read by the model that learned with 4,096 (the same day): 33.4. The"
         " reader `selected(length=512, k=4)`: 26.2.",
         "1,700 steps with 512 tokens (the same day): 39.7, and the first five sentences 40.2. So a longer run comes"
         " near the first sentences.",

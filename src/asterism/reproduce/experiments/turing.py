@@ -111,7 +111,7 @@ def draw(results: Results) -> "Figure":
         names = [_name(machine, attention) for machine, _ in RUNS]
         points = [(results.mean(name, "steps"), results.mean(name, "products")) for name in names]
         some = sorted((x, y) for x, y in points if x is not None and y is not None)
-        axes.plot([x for x, _ in some], [y for _, y in some], marker=mark, label=f"{attention} attention")
+        axes.plot([x for x, _ in some], [y for _, y in some], mark, label=f"{attention} attention")
     axes.set(xlabel="steps of the machine", ylabel="products of queries and keys", yscale="log")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
