@@ -21,6 +21,18 @@ def start(argv: Sequence[str | Path], **streams: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_an_object_is_finalised_is_not_lost(number: signal.Signals):
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    raised = entry.Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    with pytest.raises(raised), entry._terminable():
+        Finalised()
+        time.sleep(60)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )

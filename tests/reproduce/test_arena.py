@@ -181,6 +181,22 @@ def test_pictures_are_grey_bytes_in_the_folder_of_their_class(tmp_path):
 def test_archives_that_do_not_do_are_refused(tmp_path):
     with pytest.raises(DataError, match="cannot read"):
         pictures.grey_pictures(tmp_path / "none.tar.gz", "train", 1)
+    for name, value in (("GNU.sparse.map", "x,y"), ("size", "9" * 40)):
+        with tarfile.open(tmp_path / "hostile.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+            member = tarfile.TarInfo("train/cat/0.jpg")
+            member.pax_headers = {name: value}
+            archive.addfile(member)
+        with pytest.raises(DataError, match="cannot read"):
+            pictures.grey_pictures(tmp_path / "hostile.tar", "train", 1)
+    with tarfile.open(tmp_path / "damaged.tar.xz", "w:xz") as archive:
+        member = tarfile.TarInfo("train/cat/0.jpg")
+        member.size = 2**16
+        archive.addfile(member, io.BytesIO(np.random.default_rng(0).bytes(member.size)))
+    content = bytearray((tmp_path / "damaged.tar.xz").read_bytes())
+    content[2**15 : 2**15 + 99] = bytes(99)
+    (tmp_path / "damaged.tar.xz").write_bytes(content)
+    with pytest.raises(DataError, match="cannot read"):
+        pictures.grey_pictures(tmp_path / "damaged.tar.xz", "train", 1)
     write_archive(tmp_path / "few.tar.gz", 1)
     with pytest.raises(DataError, match="must have 2 pictures of each class, got 1"):
         pictures.grey_pictures(tmp_path / "few.tar.gz", "train", 2)

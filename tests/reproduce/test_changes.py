@@ -58,6 +58,8 @@ def test_a_chosen_trial_brings_the_one_that_it_starts_with():
         ({"steps": "true"}, (), "reproduce-value", "'true' is no value for it"),
         ({"steps": "1.5"}, (), "reproduce-value", "'1.5' is no value for it"),
         ({"steps": "0"}, (), "search-setting", "steps: must be at least 1"),
+        ({"learning_rate": "1e400"}, (), "reproduce-finite", "learning_rate must be finite, got '1e400'"),
+        ({"budgets": "[1e400]"}, (), "reproduce-finite", "budgets must be finite"),
         ({}, ("dense 1 layer",), "reproduce-only", "Did you mean 'dense, 1 layer'?"),
         ({}, ("xyz",), "reproduce-only", "It has 'window, 1 layer', 'strided, 1 layer'"),
     ],

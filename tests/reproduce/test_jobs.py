@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 from multiprocessing import active_children
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -133,12 +132,6 @@ def test_jobs_end_when_figures_cannot_be_recorded(tmp_path):
 
 def test_jobs_end_where_the_first_process_ignores_the_signal(tmp_path, monkeypatch):
     """They would inherit that, and each would be waited for until patience ends."""
-
-    def wait_until_all_run(receivers):
-        until(lambda: (tmp_path / "it" / LOGS / "wait-0.txt").exists())
-        return wait(receivers)
-
-    monkeypatch.setattr("asterism.reproduce.jobs.wait", wait_until_all_run)
     monkeypatch.setattr("asterism.reproduce.jobs._PATIENCE", 5.0)
     killed, kill = [], BaseProcess.kill
     monkeypatch.setattr(BaseProcess, "kill", lambda process: killed.append(process) or kill(process))
@@ -169,7 +162,10 @@ def program(tmp_path: Path, guard: str, *names: str) -> Path:
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_streams_that_are_closed(tmp_path, closed):
     path = program(tmp_path, "if __name__ == '__main__': ", "one", "three")
-    subprocess.run(["bash", "-c", f"{sys.executable} {path} {closed}>&-"], env=paths(), check=True, timeout=120)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "selectors.py").write_text("raise ImportError('of the working directory')")
+    command = ["bash", "-c", f"{sys.executable} {path} {closed}>&-"]
+    subprocess.run(command, env=paths(), check=True, timeout=120, cwd=tmp_path / "here")
     assert figures(read_record(tmp_path / "it" / RECORD)) == {"one": 3.0, "three": 5.0}
 
 

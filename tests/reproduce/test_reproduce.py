@@ -123,11 +123,14 @@ def test_other_settings_another_experiment_and_other_files_are_refused(tmp_path)
     with refusing(ConfigurationError, "reproduce-scale", "made-up runs at scale laptop, not paper"):
         reproduce(made_up(), "paper", folder)
     other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").touch()
-    with refusing(CheckpointError, "reproduce-folder", "holds no experiment but thesis.txt"):
+    (other / "data").mkdir(parents=True)
+    mine = {"thesis.txt", f".cache-{'0' * 32}", f"data/.notes-{'0' * 32}"}
+    for name in mine:
+        (other / name).touch()
+    with refusing(CheckpointError, "reproduce-folder", "holds no experiment but data"):
         reproduce(made_up(), "laptop", other)
-    assert log == ["one-0"] and [path.name for path in other.iterdir()] == ["thesis.txt"]
+    assert log == ["one-0"]
+    assert {path.relative_to(other).as_posix() for path in other.rglob("*")} == mine | {"data"}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +140,11 @@ def test_other_settings_another_experiment_and_other_files_are_refused(tmp_path)
         (lambda record: record | {"rows": {}}, "reproduce-rows"),
         (lambda record: record | {"rows": [{"trial": "one"}]}, "reproduce-rows"),
         (lambda record: record | {"rows": [record["rows"][0] | {"figures": {"score": None}}]}, "reproduce-rows"),
+        (lambda record: record | {"rows": [record["rows"][0] | {"figures": {"score": 10**400}}]}, "reproduce-rows"),
+        (lambda record: record | {"rows": [record["rows"][0] | {"machine": {"processor": 5}}]}, "reproduce-rows"),
+        (lambda record: record | {"rows": record["rows"] * 2}, "reproduce-rows"),
+        (lambda record: record | {"changes": 5}, "reproduce-rows"),
+        (lambda record: record | {"changes": [["--set steps=2"]]}, "reproduce-rows"),
         (lambda record: {name: value for name, value in record.items() if name != "rows"}, "foreign-record"),
     ],
 )
@@ -179,7 +187,7 @@ def test_a_file_of_real_data_is_taken_along(tmp_path):
     log: list[str] = []
     reproduce(reading, "laptop", folder, there)
     (there / "reviews.jsonl").write_text("[]")
-    with refusing(DataError, "reproduce-other-data", "of which made-up has figures"):
+    with refusing(DataError, "reproduce-other-data", "which made-up has read"):
         reproduce(
             two := replace(reading, trials=lambda scale: [*reading.trials(scale), Asked("two", 0, log)]),
             "laptop",
@@ -217,6 +225,10 @@ def test_a_stop_before_the_first_figure_loses_nothing_and_a_better_file_is_taken
         reproduce(reading, "laptop", folder, there)
     (folder / "data" / "made-of-it").mkdir()
     (there / "reviews.jsonl").write_text("whole")
+    (folder / "runs").mkdir()  # a run has begun with the first
+    with refusing(DataError, "reproduce-other-data", "which made-up has read"):
+        reproduce(reading, "laptop", folder, there)
+    (folder / "runs").rmdir()
     reproduce(replace(reading, trials=lambda scale: [Asked("one", 0, log)]), "laptop", folder, there)
     assert [path.name for path in (folder / "data").iterdir()] == ["reviews.jsonl"]
     assert (folder / "data" / "reviews.jsonl").read_text() == "whole" and log == ["one-0"]

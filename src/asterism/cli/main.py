@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from asterism import __version__
 from asterism.cli.errors import UsageError
@@ -24,6 +24,9 @@ from asterism.cli.processes import may_print
 from asterism.cli.waiting import waiting
 from asterism.errors import AsterismError, nearest
 from asterism.system import launched
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 VERBS = {
     "show": "draw a pattern; count the keys that its queries read, and its cost",
@@ -177,7 +180,10 @@ def _help() -> str:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Make SIGTERM raise Terminated, so that files are closed and temporary folders removed on the way out."""
+    """Make SIGTERM raise Terminated, so that files are closed and temporary folders removed on the way out.
+
+    Python ignores what a signal raises while an object is finalised. Then the signal is sent once more.
+    """
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
@@ -185,10 +191,19 @@ def _terminable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    def send_again(ignored: "UnraisableHookArgs") -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):
+            number = signal.SIGTERM if issubclass(ignored.exc_type, Terminated) else signal.SIGINT
+            threading.Timer(0.05, signal.raise_signal, (number,)).start()
+        else:
+            hook(ignored)
+
+    previous, hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, previous)
 
 

@@ -32,6 +32,7 @@ from asterism.reproduce.experiment import (
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
+    _refuse_unused(arguments)
     with waiting("loading the experiments"):
         from asterism.reproduce.kept import write_pages
         from asterism.reproduce.registry import find_experiment
@@ -39,8 +40,6 @@ def run(argv: Sequence[str]) -> None:
         require_matplotlib("plot", "the plots of experiments")
         paths = write_pages(arguments.pages)
         print_json({"pages": [str(path) for path in paths]}) if arguments.json else print(*paths, sep="\n")
-    elif arguments.list and (other := _running_flags(arguments)):
-        raise UsageError("reproduce-list", f"--list runs nothing; leave out {', '.join(other)}")
     elif arguments.list and arguments.names:
         _print_trials([find_experiment(name) for name in arguments.names], arguments)
     elif arguments.list:
@@ -51,6 +50,8 @@ def run(argv: Sequence[str]) -> None:
         if len(arguments.names) > 1 and arguments.output is not None:
             raise UsageError("reproduce-output", "--output is the folder of one experiment; leave it out for several")
         experiments = [_changed(find_experiment(name), arguments) for name in arguments.names]
+        if not arguments.dry_run:
+            _require_all(experiments, arguments)
         found = []
         for one in experiments:
             text, record = (_costs if arguments.dry_run else _reproduce)(one, arguments)
@@ -62,10 +63,23 @@ def run(argv: Sequence[str]) -> None:
             print_json(found[0] if len(found) == 1 else {"experiments": found})
 
 
-def _running_flags(arguments: Namespace) -> list[str]:
-    """The given flags that only an experiment that runs has a use for."""
-    given = vars(arguments)
-    return [f"--{name}" for name in ("output", "data", "seeds", "set", "only") if given[name] not in (None, [])]
+_USED = {"pages": (), "list": ("names", "scale"), "dry_run": ("names", "scale", "set", "only")}
+"""Flags with which nothing runs, and what they use besides --json."""
+
+
+def _refuse_unused(arguments: Namespace) -> None:
+    """Raises UsageError for arguments that would be ignored."""
+    given, usual = vars(arguments), vars(_parser().parse([]))
+    for mode, used in _USED.items():
+        if not given[mode]:
+            continue
+        kept = (mode, "json", *used)
+        if unused := [_flag(name) for name in given if given[name] != usual[name] and name not in kept]:
+            raise UsageError("reproduce-unused", f"{_flag(mode)} runs nothing; leave out {', '.join(unused)}")
+
+
+def _flag(name: str) -> str:
+    return "NAME" if name == "names" else f"--{name.replace('_', '-')}"
 
 
 def _changed(one: Experiment, arguments: Namespace) -> Experiment:
@@ -89,6 +103,24 @@ def _changed(one: Experiment, arguments: Namespace) -> Experiment:
     return changed(one, arguments.scale, settings, arguments.only)
 
 
+def _require_all(experiments: Sequence[Experiment], arguments: Namespace) -> None:
+    """Raise what the experiments would raise for want of data or packages, before the first of them runs."""
+    from asterism.reproduce.run import require_inputs
+    from asterism.reproduce.trials import with_seeds
+
+    for one in experiments:
+        require_scale(one, arguments.scale)
+        with_seeds(one.trials(arguments.scale), arguments.seeds)
+        if not (folder := _folder(one, arguments)).exists():  # else it may have what it needs
+            require_inputs(one, folder, arguments.data)
+
+
+def _folder(one: Experiment, arguments: Namespace) -> Path:
+    suffix = "" if arguments.scale == SCALES[0] else f"-{arguments.scale}"
+    folder: Path = arguments.output or Path("runs") / f"reproduce-{one.name}{suffix}"
+    return folder
+
+
 def _reproduce(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, Any]]:
     """Run an experiment: what it found, for people and as JSON."""
     require_matplotlib("plot", "the plot of an experiment")
@@ -97,8 +129,7 @@ def _reproduce(one: Experiment, arguments: Namespace) -> tuple[str, dict[str, An
     from asterism.training.run.device import uses_cuda
 
     scale: Scale = arguments.scale
-    suffix = "" if scale == SCALES[0] else f"-{scale}"
-    folder = arguments.output or Path("runs") / f"reproduce-{one.name}{suffix}"
+    folder = _folder(one, arguments)
     if scale != SCALES[0] and scale in one.setting and not uses_cuda():
         say(f"note: scale {scale} is for a GPU, and there is none here")
     try:

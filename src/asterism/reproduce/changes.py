@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from math import isfinite
 from typing import Any
 
 from asterism.errors import ConfigurationError, nearest, shown
@@ -107,6 +108,8 @@ def _read(trial: Trial, name: str, text: str, before: Any) -> Any:
         return text
     if isinstance(value, list):
         value = tuple(value)
+    if not all(isfinite(one) for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, float)):
+        raise ConfigurationError("reproduce-finite", f"set: {name} must be finite, got {shown(text)}")
     kinds = (int, float) if type(before) is float else type(before)
     fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(before, bool)
     if before is None or fits or (value is None and isinstance(trial, Training)):  # whose settings know more kinds

@@ -7,7 +7,8 @@ what they print goes to logs/ in the folder of the experiment, and they end with
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -108,7 +109,8 @@ class _Job:
         self.process: BaseProcess = context.Process(
             target=_measure, args=(trial, folder, self.log, threads, os.getpid(), sender)
         )
-        with _environment("OMP_NUM_THREADS", str(threads)):  # read when a library is loaded
+        # Threads are read when a library is loaded. A file of the working directory is not taken for a module.
+        with _environment({"OMP_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}), _terminable():
             self.process.start()
         sender.close()
 
@@ -147,7 +149,6 @@ def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, s
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal reaches the parent too, which ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # with which it does so, even if it ignores it itself
     end_with(parent)
     try:
         with writing(log):
@@ -168,10 +169,25 @@ def _measure(trial: Trial, folder: Path, log: Path, threads: int, parent: int, s
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Processes that start in the body end on SIGTERM, even if this one ignores it."""
+    ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():  # only that one can change it
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

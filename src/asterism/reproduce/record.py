@@ -17,6 +17,8 @@ from asterism.training.run.integrity import read_fields, write_sealed
 
 RECORD = "record.json"
 VERSION = 1
+_LARGEST = 1e100
+"""No figure is as large. It leaves room for the means and axes that are made of figures."""
 """Of the form of records."""
 
 
@@ -59,7 +61,9 @@ def read_record(path: Path) -> dict[str, Any]:
             f"{path} has version {record['version']!r}, not {VERSION}; give another --output, or remove it to measure"
             " again",
         )
-    if not isinstance(record["rows"], list) or not all(map(_is_row, record["rows"])):
+    rows, changes = record["rows"], record.get("changes", [])
+    is_list = isinstance(rows, list) and isinstance(changes, list) and all(isinstance(one, str) for one in changes)
+    if not is_list or not all(map(_is_row, rows)) or len({(row["trial"], row["seed"]) for row in rows}) < len(rows):
         raise CheckpointError(
             "reproduce-rows", f"{path} has rows that are not those of an experiment; remove it to measure again"
         )
@@ -71,7 +75,8 @@ def _is_row(row: Any) -> bool:
     return (
         isinstance(row, dict)
         and all(isinstance(row.get(name), kind) for name, kind in kinds.items())
-        and all(isinstance(value, int | float) for value in row["figures"].values())
+        and all(isinstance(row["machine"].get(name), str) for name in ("processor", "kernel"))
+        and all(isinstance(value, int | float) and abs(value) < _LARGEST for value in row["figures"].values())
     )
 
 

@@ -21,8 +21,8 @@ from asterism.randomness import isolated
 from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, require_scale
 from asterism.reproduce.jobs import measured
 from asterism.reproduce.page import section, title, write_plot
-from asterism.reproduce.record import add, is_measured, open_record, write_record
-from asterism.reproduce.trials import DATA, Training, with_seeds
+from asterism.reproduce.record import RECORD, add, is_measured, open_record, read_record, write_record
+from asterism.reproduce.trials import DATA, MODELS, RUNS, Training, with_seeds
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
 
@@ -49,21 +49,17 @@ def reproduce(
     require_scale(experiment, scale)
     if jobs < 1:
         raise ConfigurationError("reproduce-jobs", f"jobs: must be at least 1, got {jobs}")
-    if data is not None and not os.path.isdir(data):  # noqa: PTH112  # false of what can be no name of a folder
-        raise DataError("reproduce-data-folder", f"data: there is no folder {shown(str(data))}")
+    _require_folder(data)
     trials = with_seeds(experiment.trials(scale), seeds)
     with undisturbed(), locked(folder):
+        record = open_record(folder, experiment, scale)
         remove_leftovers(folder)
         remove_leftovers(folder / DATA)
-        record = open_record(folder, experiment, scale)
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
-        for package in experiment.packages if left else ():
-            require_package(*package, experiment.name)
-        given = [_given(source, experiment, folder, data) for source in (experiment.sources if left else ())]
+        given = require_inputs(experiment, folder, data) if left else []
         write_record(folder, record)  # so that what is made from here on is known to be of this experiment
         for path in given:
-            if path is not None:
-                _take(path, experiment, folder, is_read=bool(record["rows"]))
+            _take(path, experiment, folder)
         with isolated(0):
             for trial in left:
                 if isinstance(trial, Training):
@@ -81,11 +77,24 @@ def reproduce(
     return record
 
 
-def _given(source: Source, experiment: Experiment, folder: Path, data: Path | None) -> Path | None:
-    """The file that the user gave for a source, or None where the folder of the experiment has it already.
+def require_inputs(experiment: Experiment, folder: Path, data: Path | None) -> list[Path]:
+    """The files in `data` that an experiment reads; none that its folder has already, if nobody gives `data`.
 
-    Raises DataError if nobody gave it.
+    Raises ConfigurationError for a package that is missing, and DataError for a file.
     """
+    _require_folder(data)
+    for package in experiment.packages:
+        require_package(*package, experiment.name)
+    given = [_given(source, experiment, folder, data) for source in experiment.sources]
+    return [path for path in given if path is not None]
+
+
+def _require_folder(data: Path | None) -> None:
+    if data is not None and not os.path.isdir(data):  # noqa: PTH112  # false of what can be no name of a folder
+        raise DataError("reproduce-data-folder", f"data: there is no folder {shown(str(data))}")
+
+
+def _given(source: Source, experiment: Experiment, folder: Path, data: Path | None) -> Path | None:
     given = None if data is None else data / source.name
     if given is not None and os.path.isfile(given):  # noqa: PTH113  # false of what can be no name of a file
         return given
@@ -96,10 +105,10 @@ def _given(source: Source, experiment: Experiment, folder: Path, data: Path | No
     raise DataError("reproduce-data", f"{experiment.name} reads {missing}; {where}")
 
 
-def _take(given: Path, experiment: Experiment, folder: Path, *, is_read: bool) -> None:
-    """Copy a source into the folder of an experiment, in place of a copy that no figure was made of.
+def _take(given: Path, experiment: Experiment, folder: Path) -> None:
+    """Copy a source into the folder of an experiment, in place of a copy that nothing was made of.
 
-    Raises DataError for another file than the one that figures were made of.
+    Raises DataError for another file than the one that a run has read or a figure was made of.
     """
     path = folder / DATA / given.name
     try:
@@ -108,10 +117,11 @@ def _take(given: Path, experiment: Experiment, folder: Path, *, is_read: bool) -
         raise DataError("reproduce-source", f"{shown(str(given))} cannot be read: {error.strerror}") from error
     if path.exists() and path.read_bytes() == content:
         return
+    is_read = bool(read_record(folder / RECORD)["rows"]) or any((folder / name).exists() for name in (RUNS, MODELS))
     if path.exists() and is_read:
         raise DataError(
             "reproduce-other-data",
-            f"{shown(str(given))} is another file than {path}, of which {experiment.name} has figures; leave --data"
+            f"{shown(str(given))} is another file than {path}, which {experiment.name} has read; leave --data"
             " out, or give another --output",
         )
     for made in path.parent.iterdir() if path.exists() else ():  # of the file that goes

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 from refusals import refusing
@@ -258,7 +259,9 @@ def test_the_picture_of_a_fine_tuning_has_the_loss_and_the_score(finished, tmp_p
     drawn = []
     monkeypatch.setattr(picture, "_draw", lambda axes, history, metric: drawn.append(metric.name))
     history = RunFolder(finished["tag"][0]).read_history()
-    picture.draw_history(history, Metric("entity_f1", "entity f1", lower_is_better=False), tmp_path / "loss.png")
+    with matplotlib.rc_context({"text.usetex": True}):  # which needs LaTeX
+        picture.draw_history(history, Metric("entity_f1", "entity f1", lower_is_better=False), tmp_path / "loss.png")
+        assert matplotlib.rcParams["text.usetex"]
     assert drawn == ["loss", "entity_f1"] and any("loss" in entry for entry in history)
 
 

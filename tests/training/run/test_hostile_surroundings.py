@@ -77,7 +77,9 @@ def test_one_of_several_processes_that_cannot_meet_is_refused_at_once(config, tm
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("around", [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad])
+@pytest.mark.parametrize(
+    "around", [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad, lambda: torch.device("meta")]
+)
 def test_the_callers_contexts_change_nothing(config, finished, tmp_path, around):
     with around():
         train(config, tmp_path / "run", progress=False)

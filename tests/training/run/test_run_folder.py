@@ -240,6 +240,23 @@ def test_a_child_that_unwinds_leaves_the_lock_alone(tmp_path):
     assert not folder.exists()
 
 
+def test_a_lock_that_is_not_ours_is_left_alone(tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("a thesis")
+    folder.mkdir()
+    (folder / ".lock").symlink_to(victim)
+    with pytest.raises(AsterismError, match="symbolic links"), locked(folder):
+        pass
+    (folder / ".lock").unlink()
+    (folder / ".lock").write_text("a key")
+    with refusing(CheckpointError, "foreign-lock", "is not the lock of a run"), locked(folder):
+        pass
+    assert victim.read_text() == "a thesis" and (folder / ".lock").read_text() == "a key"
+    (folder / ".lock").write_text("process 7 on a machine that lost its power")
+    with locked(folder):
+        pass
+
+
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     def no_locks(descriptor, how):
         raise OSError(38, "Function not implemented")

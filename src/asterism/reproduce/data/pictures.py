@@ -5,6 +5,7 @@ many as are required. Invariant: equal archives give equal files.
 """
 
 import io
+import lzma
 import tarfile
 import zlib
 from collections import Counter
@@ -58,7 +59,7 @@ def _first(archive: Path, split: str, of_each: int) -> dict[str, bytes]:
                     file = members.extractfile(member)
                     assert file is not None  # which holds for regular files
                     found[member.name] = file.read()
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except (OSError, EOFError, OverflowError, ValueError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError("pictures-archive", f"cannot read {archive}: {reason}") from error
     taken, counts = [], Counter[str]()

@@ -73,12 +73,14 @@ def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within the body, the caller's autocast, `no_grad`, inference mode and default dtype have no effect, also on the
-    backward pass. Only the configuration of a run decides how it computes."""
+    """Within the body, the caller's autocast, `no_grad`, inference mode, default dtype and default device have no
+    effect, also on the backward pass. Only the configuration of a run decides how it computes."""
     default = torch.get_default_dtype()
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
         stack.callback(torch.set_default_dtype, default)
         torch.set_default_dtype(torch.float32)
         for kind in ("cpu", "cuda"):

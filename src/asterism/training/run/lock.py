@@ -16,6 +16,8 @@ from asterism.files import make_folder, writing
 from asterism.system import HAS_LOCKS, after_fork, lock
 
 LOCK = ".lock"
+_HOLDER = "process "
+"""How the content of the file begins, which names the holder."""
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -48,7 +50,7 @@ class _Lock:
         self.path = path
         self.descriptor: int | None = self._acquire()
         os.ftruncate(self.descriptor, 0)
-        os.write(self.descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.write(self.descriptor, f"{_HOLDER}{os.getpid()} on {socket.gethostname()}".encode())
         # A child's copy of the descriptor would keep the lock when this process has ended.
         after_fork(self._forget)
 
@@ -68,9 +70,15 @@ class _Lock:
 
     def _acquire(self) -> int:
         while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
                 lock(descriptor)
+                content = os.pread(descriptor, 300, 0)
+                if content and not content.startswith(_HOLDER.encode()):
+                    os.close(descriptor)
+                    raise CheckpointError(
+                        "foreign-lock", f"{self.path} is not the lock of a run; give another folder, or remove the file"
+                    )
                 if _is_there(self.path, descriptor):  # else its holder removed it after it was opened here
                     return descriptor
             except BlockingIOError:

@@ -27,6 +27,14 @@ def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Pat
 
     If training measures only the loss, as in fine-tuning, the loss has a separate panel next to the metric.
     """
+    from matplotlib import rc_context, rcdefaults
+
+    with rc_context():
+        rcdefaults()  # in place of the user's, which may need programs that are not there
+        _draw_history(history, metric, path)
+
+
+def _draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
