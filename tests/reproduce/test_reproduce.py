@@ -49,6 +49,8 @@ from asterism.training.run.integrity import seal, write_sealed
 
 PAGES = ROOT / "docs" / "results" / "papers"
 
+MACHINE = {"processor": "some", "kernel": "avx2"}
+
 
 @dataclass
 class Asked(Trial):
@@ -485,7 +487,7 @@ def test_records_are_kept_in_the_order_of_trials_and_seeds_however_they_were_mea
     names = [(trial.name, trial.seed) for trial in trials]
     settings = {name: trial.settings() for name, trial in zip(names, trials, strict=True)}
     rows = [
-        {"trial": name, "seed": seed, "figures": {}, "machine": {}, "date": "", "settings": settings[name, seed]}
+        {"trial": name, "seed": seed, "figures": {}, "machine": MACHINE, "date": "", "settings": settings[name, seed]}
         for name, seed in reversed(names)
     ]
     record = {"version": 1, "experiment": "recall", "scale": "laptop", "rows": rows}
