@@ -115,8 +115,10 @@ CONTEXTS = Experiment(
         "Training on 300 windows of 12,288 bytes from the start: 3.3561 to 3.3647 bits per byte, so the model learned"
         " little of what is near, and nothing of what is far. Short windows first halve that, and the differences are"
         " as small, 0.2%.",
-        "A likely cause: what helps stands within the window of 256 bytes, and 150 steps do not teach the model to find"
-        " more in the last eighths of 192 blocks. Longer training on long windows was not tried.",
+        "450 windows of 12,288 bytes in place of 150: 1.4767, 1.4780, 1.4771, 1.4799, 1.4770 and 1.4762 bits per byte."
+        " So the model learns, by 0.2 bits, and still gains nothing from what is far.",
+        "A likely cause: what helps stands within the window of 256 bytes, and these steps do not teach the model to"
+        " find more in the last eighths of 192 blocks.",
     ),
     caveats=(
         "The text is Python's standard library, not enwik8. The pattern is a window of 256 bytes and the last eighth of"
