@@ -1,4 +1,4 @@
-"""A coarse guard of speed: ratios of processor time within one run, with a factor of three to spare.
+"""A coarse guard of speed: ratios of processor time within one run, with a factor of three or eight to spare.
 
 What is thirty times too slow, as an optimiser in a type that the processor cannot multiply, must not be green.
 """
@@ -16,7 +16,9 @@ from asterism.training.run.arithmetic import computed_in, settled
 from asterism.training.run.muon import ITERATIONS, Muon
 
 TURNS = 4
-SLACK = 3.0
+SLACK, SPARSE_SLACK = 3.0, 8.0
+"""The second is for sparse patterns, which move more memory for each product. They take 1.6 to 4.7 times their share of
+dense attention's time on one and the same virtual machine, by what its neighbours do."""
 
 pytestmark = pytest.mark.skipif(torch.get_num_threads() > 1, reason="processor time of one thread: OMP_NUM_THREADS=1")
 
@@ -64,7 +66,7 @@ def test_attention_takes_time_by_its_pairs(pattern):
     dense = functional.scaled_dot_product_attention
     seconds = least_seconds({"ours": lambda: attend(q, k, v, pattern), "dense": lambda: dense(q, k, v)})
     share = compile_pattern(pattern, 4096).pairs / 4096**2
-    assert seconds["ours"] < SLACK * share * seconds["dense"]
+    assert seconds["ours"] < SPARSE_SLACK * share * seconds["dense"]
 
 
 def test_auto_takes_no_longer_than_dense_attention_where_all_is_read():

@@ -194,7 +194,8 @@ def _terminable() -> Iterator[None]:
     def send_again(ignored: "UnraisableHookArgs") -> None:
         if issubclass(ignored.exc_type, KeyboardInterrupt):
             number = signal.SIGTERM if issubclass(ignored.exc_type, Terminated) else signal.SIGINT
-            threading.Timer(0.05, signal.raise_signal, (number,)).start()
+            main_thread = threading.main_thread().ident  # whose waiting the signal ends, if it is sent there
+            threading.Timer(0.05, signal.pthread_kill, (main_thread, number)).start()
         else:
             hook(ignored)
 
