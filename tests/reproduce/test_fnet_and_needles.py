@@ -38,6 +38,7 @@ def test_the_order_of_fnet_s_mixers():
     assert holds(fnet.FNET, figures(BERT=0.4, hybrid=0.3, FNet=0.2)) == [True, None, None, None]
 
 
+@pytest.mark.slow
 def test_a_step_costs_time_and_memory_in_a_process_of_its_own():
     short, long = (training_step("fourier()", "auto", length) for length in (128, 1024))
     assert 0 < short["seconds"] < long["seconds"] and 0 < short["bytes"] < long["bytes"] / 3

@@ -159,7 +159,7 @@ def program(tmp_path: Path, guard: str, *names: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("closed", ["1", "2"])
+@pytest.mark.parametrize("closed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_streams_that_are_closed(tmp_path, closed):
     path = program(tmp_path, "if __name__ == '__main__': ", "one", "three")
     (tmp_path / "here").mkdir()
@@ -197,7 +197,11 @@ def test_who_starts_with_a_model_waits_for_it(monkeypatch):
     assert ends.index((" is measured", "pretrained")) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "int", "term"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
+    ids=["kill", "int", "term"],
+)
 def test_nobody_outlives_the_first_process(tmp_path, number):
     path = program(tmp_path, "if __name__ == '__main__': ", "wait", "wait 2")
     first = subprocess.Popen(
