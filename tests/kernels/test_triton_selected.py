@@ -50,7 +50,13 @@ def test_generated_cases(seed):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "chosen_heads"), [(torch.bfloat16, 1), (torch.float16, 2), (torch.bfloat16, 4)], ids=str
+    ("dtype", "chosen_heads"),
+    [
+        pytest.param(torch.bfloat16, 1, marks=pytest.mark.slow),
+        (torch.float16, 2),
+        pytest.param(torch.bfloat16, 4, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_half_precision(dtype, chosen_heads):
     q, k, v = operands(1, 4, 2, 24)

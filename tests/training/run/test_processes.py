@@ -56,6 +56,7 @@ def assert_same_run(found, alone, out):
     assert (found / "samples.jsonl").read_text() == (alone / "run" / "samples.jsonl").read_text()
 
 
+@pytest.mark.slow  # that of torchrun is not
 def test_two_processes_of_accelerate_have_the_curve_of_one(alone, tmp_path):
     config = settings(alone)
     process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")], launcher="accelerate")
