@@ -18,7 +18,7 @@ from asterism.training.run.muon import ITERATIONS, Muon
 TURNS = 4
 SLACK, SPARSE_SLACK = 3.0, 8.0
 """The second is for sparse patterns, which move more memory for each product. They take 1.6 to 4.7 times their share of
-dense attention's time on one and the same virtual machine, by what its neighbours do."""
+dense attention's time on one and the same virtual machine, at different times."""
 
 pytestmark = pytest.mark.skipif(torch.get_num_threads() > 1, reason="processor time of one thread: OMP_NUM_THREADS=1")
 
