@@ -158,6 +158,14 @@ def test_a_record_of_another_form_is_one_line(tmp_path, change, code):
         reproduce(trials, "laptop", tmp_path / "made")
 
 
+def test_a_machine_without_a_compiler_goes_on_from_its_record(tmp_path, monkeypatch):
+    monkeypatch.setattr("asterism.reproduce.record.describe", lambda device: {"processor": "some", "kernel": None})
+    log: list[str] = []
+    for _ in range(2):
+        reproduce(made_up(Asked("one", 0, log)), "laptop", tmp_path / "made")
+    assert log == ["one-0"] and "some (no kernel)" in (tmp_path / "made" / "page.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

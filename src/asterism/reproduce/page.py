@@ -102,7 +102,10 @@ def _ran(rows: Sequence[Mapping[str, Any]]) -> str:
     """Seeds, minutes, machines and dates of the rows."""
     seeds, minutes = {row["seed"] for row in rows}, sum(Results(rows).minutes())
     machines = sorted(
-        {f"{row['machine']['processor'].replace('(R)', '')} ({row['machine']['kernel']})" for row in rows}
+        {
+            f"{row['machine']['processor'].replace('(R)', '')} ({row['machine']['kernel'] or 'no kernel'})"
+            for row in rows
+        }
     )
     dates = sorted({row["date"] for row in rows})
     count = "One seed" if len(seeds) == 1 else f"{len(seeds)} seeds"

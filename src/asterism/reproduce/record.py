@@ -4,7 +4,6 @@ A row has the trial's name and seed, its settings, its figures, and the date. A 
 settings is not run again; one with other settings is refused.
 """
 
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +16,9 @@ from asterism.training.run.integrity import read_fields, write_sealed
 
 RECORD = "record.json"
 VERSION = 1
+"""Of the form of records."""
 _LARGEST = 1e100
 """No figure is as large. It leaves room for the means and axes that are made of figures."""
-"""Of the form of records."""
 
 
 def open_record(folder: Path, experiment: Experiment, scale: Scale) -> dict[str, Any]:
@@ -75,9 +74,14 @@ def _is_row(row: Any) -> bool:
     return (
         isinstance(row, dict)
         and all(isinstance(row.get(name), kind) for name, kind in kinds.items())
-        and all(isinstance(row["machine"].get(name), str) for name in ("processor", "kernel"))
-        and all(isinstance(value, int | float) and abs(value) < _LARGEST for value in row["figures"].values())
+        and isinstance(row["machine"].get("processor"), str)
+        and isinstance(row["machine"].get("kernel"), str | None)  # there is none without a compiler
+        and all(isinstance(value, int | float) and _is_finite(value) for value in row["figures"].values())
     )
+
+
+def _is_finite(figure: float) -> bool:
+    return abs(figure) < _LARGEST
 
 
 def is_measured(record: Mapping[str, Any], trial: Trial, folder: Path) -> bool:
@@ -96,7 +100,7 @@ def is_measured(record: Mapping[str, Any], trial: Trial, folder: Path) -> bool:
 
 def add(folder: Path, record: dict[str, Any], trial: Trial, figures: Figures) -> None:
     """Add a row, and write the record. Raises NonFiniteLossError for a figure that is not finite."""
-    if wrong := [name for name, value in figures.items() if not math.isfinite(value)]:
+    if wrong := [name for name, value in figures.items() if not _is_finite(value)]:
         raise NonFiniteLossError("reproduce-figure", f"{trial.name}, seed {trial.seed}: {wrong[0]} is not finite")
     row = {"trial": trial.name, "seed": trial.seed, "figures": dict(figures), "date": time.strftime("%Y-%m-%d")}
     record["rows"].append(row | {"machine": describe("cpu"), "settings": trial.settings()})

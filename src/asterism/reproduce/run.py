@@ -21,7 +21,7 @@ from asterism.randomness import isolated
 from asterism.reproduce.experiment import Experiment, Scale, Source, Trial, require_scale
 from asterism.reproduce.jobs import measured
 from asterism.reproduce.page import section, title, write_plot
-from asterism.reproduce.record import RECORD, add, is_measured, open_record, read_record, write_record
+from asterism.reproduce.record import add, is_measured, open_record, write_record
 from asterism.reproduce.trials import DATA, MODELS, RUNS, Training, with_seeds
 from asterism.training.run.arithmetic import undisturbed
 from asterism.training.run.lock import locked
@@ -58,8 +58,9 @@ def reproduce(
         left = [trial for trial in trials if not is_measured(record, trial, folder)]
         given = require_inputs(experiment, folder, data) if left else []
         write_record(folder, record)  # so that what is made from here on is known to be of this experiment
+        is_read = bool(record["rows"]) or any((folder / name).exists() for name in (RUNS, MODELS))
         for path in given:
-            _take(path, experiment, folder)
+            _take(path, experiment, folder, is_read=is_read)
         with isolated(0):
             for trial in left:
                 if isinstance(trial, Training):
@@ -105,7 +106,7 @@ def _given(source: Source, experiment: Experiment, folder: Path, data: Path | No
     raise DataError("reproduce-data", f"{experiment.name} reads {missing}; {where}")
 
 
-def _take(given: Path, experiment: Experiment, folder: Path) -> None:
+def _take(given: Path, experiment: Experiment, folder: Path, *, is_read: bool) -> None:
     """Copy a source into the folder of an experiment, in place of a copy that nothing was made of.
 
     Raises DataError for another file than the one that a run has read or a figure was made of.
@@ -117,7 +118,6 @@ def _take(given: Path, experiment: Experiment, folder: Path) -> None:
         raise DataError("reproduce-source", f"{shown(str(given))} cannot be read: {error.strerror}") from error
     if path.exists() and path.read_bytes() == content:
         return
-    is_read = bool(read_record(folder / RECORD)["rows"]) or any((folder / name).exists() for name in (RUNS, MODELS))
     if path.exists() and is_read:
         raise DataError(
             "reproduce-other-data",
