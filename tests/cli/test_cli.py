@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from causal_folders import save_causal
 from command_line import SHORT, Run, refuses
+from slow_cases import slow_except
 from small_encoders import save_tiny_bert, write_lines
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -73,7 +74,11 @@ def test_json_is_one_document(run: Run, tiny_run: Path, command: str):
     assert isinstance(json.loads(result.out), dict)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+LONG = ("search", "sparsify", "promises", "bench", "export")
+"""Verbs whose examples take several seconds, each of which has tests of its own."""
+
+
+@pytest.mark.parametrize("verb", slow_except(VERBS, *(verb for verb in VERBS if verb not in LONG)))
 def test_the_example_of_every_help_runs(
     run: Run, verb: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

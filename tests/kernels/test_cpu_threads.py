@@ -155,6 +155,7 @@ print("agree")
 """
 
 
+@pytest.mark.slow
 def test_fifty_forks_after_parallel_regions(forked):
     assert forked_run(forked, FORKS, 50) == ["agree"]
 

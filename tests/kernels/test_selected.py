@@ -8,6 +8,7 @@ import torch
 from refusals import refusing
 from selected_cases import EACH, assert_near, blocks_of, differentiated, draw_case
 from selected_oracle import Case, attention, choose, pairs
+from slow_cases import slow_except
 from torch import Tensor
 
 from asterism import AsterismError, Choice, attend, decode, select
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 SEEDS, CASES = 25, 20
 KINDS = ("reference", "eager", "cpu")
+WANTED = ("3, first=0", "3, first=2, local=2", "3, first=0, local=0", "mass=0.6")
 CHOSEN = "selected(16, 2) & causal()"
 
 
@@ -64,9 +66,7 @@ def check_case(case: Case, whole: bool, why: str, half: str) -> None:
         assert_near(found, told, 1e-9, f"{why}, without a choice")
 
 
-@pytest.mark.parametrize(
-    "seed", [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(SEEDS)]
-)
+@pytest.mark.parametrize("seed", slow_except(range(SEEDS), *range(10)))
 def test_generated_cases_agree_with_the_definition(seed):
     rng = np.random.default_rng(seed)
     for number in range(CASES):
@@ -172,7 +172,7 @@ def test_short_rows_are_causal_attention(score):
 
 
 @pytest.mark.parametrize("score", EACH)
-@pytest.mark.parametrize("wanted", ("3, first=0", "3, first=2, local=2", "3, first=0, local=0", "mass=0.6"))
+@pytest.mark.parametrize("wanted", slow_except(WANTED, "3, first=2, local=2", "mass=0.6"))
 def test_one_query_at_a_time_is_the_whole(score, wanted):
     q, k, v = tensors(1, 2, 100, 8)
     pattern = f"(selected(16, {wanted}, score='{score}') | window(2)) & causal()"

@@ -405,6 +405,7 @@ print("equal")
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or DEVICE.type != "cpu", reason="needs memory that is reserved, not used")
 def test_offsets_reach_2_to_the_33_elements():
     """In a process of its own, because an offset cut to 32 bits reads where nothing is."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow_cases import slow_except
 from small_models import encoder_config
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments, pipeline
@@ -70,7 +71,7 @@ def found(rows: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize("tokenizer", ["left"], indirect=True)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", slow_except((False, True), True))
 def test_trainer(checkpointing: bool, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Accumulated batches with unequal numbers of labels give the gradient of the whole batch: the loss falls alike."""
     rows = [tokenizer(text) for text in TEXTS * 4]

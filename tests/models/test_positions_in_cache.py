@@ -229,6 +229,7 @@ def test_half_precision_stays_close():
     assert math.isfinite(near.sum())
 
 
+@pytest.mark.slow
 def test_one_graph_serves_all_lengths():
     torch._dynamo.reset()
     model = model_of("llama").float()

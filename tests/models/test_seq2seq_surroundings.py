@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_except
 from small_models import random_tokens, seq2seq_config, small_seq2seq
 from torch.func import functional_call, grad, vmap
 
@@ -29,7 +30,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 QUICK = ("rotary", "by distance")
-MODELS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FIELDS]
+MODELS = slow_except(FIELDS, *QUICK)
 
 
 def model_of(name: str) -> AsterismForConditionalGeneration:

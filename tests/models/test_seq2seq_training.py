@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from refusals import refusing
+from slow_cases import slow_except
 from small_models import random_tokens, randomise, seq2seq_config, small_seq2seq
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import set_seed
@@ -132,7 +133,7 @@ def test_embeddings_of_both_stacks_are_dropped_in_training() -> None:
     assert [stack.embedding_dropout.p for stack in (model.model.encoder, model.model.decoder)] == [0.4, 0.4]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", slow_except((0.0, 0.1), 0.1))
 def test_the_trainer_of_transformers(smoothing: float, tmp_path: Path) -> None:
     """Accumulated batches with unequal numbers of labels give the gradient of the whole batch: the loss falls alike.
 

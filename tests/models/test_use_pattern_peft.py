@@ -100,6 +100,7 @@ torch.save(model(torch.load({tokens!r})).logits, {found!r})
 """
 
 
+@pytest.mark.slow
 def test_peft_may_be_imported_last(folder, tmp_path) -> None:
     """After a base model was loaded, too."""
     model = adapted(use_pattern(load(folder), TEXT))

@@ -21,7 +21,6 @@ NEED_MODELS = (
     "howto/huggingface.md",
     "howto/reproduce.md",
     "howto/search.md",
-    "howto/sparsify.md",
     "howto/trees.md",
     "howto/trainer.md",
     "reference/models.md",
@@ -37,6 +36,7 @@ SLOW = (
     "howto/long-documents.md",
     "howto/predict.md",
     "howto/runs.md",
+    "howto/sparsify.md",
 )
 """Pages that train, or start processes that load PyTorch: `make pages` runs them."""
 

@@ -34,6 +34,7 @@ def piped(command: str, monkeypatch, capsys) -> None:
     assert len(capsys.readouterr().out.splitlines()) >= int(after[1][1:])
 
 
+@pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     for package in ("rouge_score", "sacrebleu"):  # the extra `seq2seq`
         pytest.importorskip(package)

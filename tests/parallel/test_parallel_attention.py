@@ -3,31 +3,34 @@
 The cases are those of attending_ranks.py, each on 1 to 4 ranks.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from attending_ranks import CASES, apart_in_all_cases, refusal
 from gloo import WORKERS
+from slow_cases import slow_except
 
 from asterism.kernels.merging import Result, merged, merged_at
 from asterism.parallel.indices import TokenIndices
 
 
 @pytest.fixture(scope="module")
-def found(gloo: Any) -> dict[int, list[dict[str, float]]]:
-    """By number of ranks, what each of them found."""
-    return {ranks: gloo.run(ranks, apart_in_all_cases) for ranks in range(1, WORKERS + 1)}
+def found(gloo: Any) -> Callable[[int], list[dict[str, float]]]:
+    """Gives by number of ranks what each of them found."""
+    return functools.cache(lambda ranks: gloo.run(ranks, apart_in_all_cases))
 
 
+@pytest.mark.parametrize("ranks", slow_except(range(1, WORKERS + 1), 3))
 @pytest.mark.parametrize("name", CASES)
-def test_shards_compute_what_the_whole_does(found, name):
+def test_shards_compute_what_the_whole_does(found, name, ranks):
     case = CASES[name]
     narrow = torch.bfloat16 if case.run == "autocast" else case.dtype
     near = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.1}[narrow]
-    for ranks, everyone in found.items():
-        for rank, apart in enumerate(everyone):
-            assert apart[name] < near, (ranks, rank)
+    for rank, apart in enumerate(found(ranks)):
+        assert apart[name] < near, rank
 
 
 def test_an_exchange_as_large_as_dense_is_refused_with_its_bytes(gloo):

@@ -254,6 +254,7 @@ def test_the_most_frequent_class_is_that_of_training():
     assert found == {"accuracy": 0.75, "most frequent": 0.5}
 
 
+@pytest.mark.slow
 def test_pixels_of_pathfinder_say_nothing_to_a_regression_and_those_near_the_line_say_much():
     sizes = replace(PATHFINDER.sizes["laptop"], rows=500, tested=500, length=256)
     known, tested = (list(pathfinder.scenes(500, SIZES[0], seed)) for seed in (0, 1))

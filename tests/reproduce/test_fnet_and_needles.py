@@ -46,6 +46,7 @@ def test_a_step_costs_time_and_memory_in_a_process_of_its_own():
     assert pairs["bytes"] > 2 * 4 * 1024 * 1024 * 4 > long["bytes"]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_says_why():
     with pytest.raises(Exception, match=r"a step of nosuch\(\) with 64 tokens: .*unknown pattern 'nosuch'"):
         training_step("nosuch()", "auto", 64)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from refusals import refusing
+from slow_cases import slow_except
 
 from asterism.errors import AsterismError, ConfigurationError, NonFiniteLossError
 from asterism.reproduce import EXPERIMENTS, reproduce
@@ -159,7 +160,7 @@ def program(tmp_path: Path, guard: str, *names: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("closed", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("closed", slow_except("12", "1"))
 def test_streams_that_are_closed(tmp_path, closed):
     path = program(tmp_path, "if __name__ == '__main__': ", "one", "three")
     (tmp_path / "here").mkdir()
@@ -169,6 +170,7 @@ def test_streams_that_are_closed(tmp_path, closed):
     assert figures(read_record(tmp_path / "it" / RECORD)) == {"one": 3.0, "three": 5.0}
 
 
+@pytest.mark.slow
 def test_a_program_without_a_main_part_is_told_so(tmp_path):
     path = program(tmp_path, "", "one", "three")
     found = subprocess.run([sys.executable, str(path)], env=paths(), capture_output=True, text=True, timeout=120)
@@ -199,7 +201,7 @@ def test_who_starts_with_a_model_waits_for_it(monkeypatch):
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
+    slow_except((signal.SIGKILL, signal.SIGINT, signal.SIGTERM), signal.SIGTERM),
     ids=["kill", "int", "term"],
 )
 def test_nobody_outlives_the_first_process(tmp_path, number):

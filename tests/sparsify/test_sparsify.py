@@ -10,6 +10,7 @@ import pytest
 import torch
 from causal_folders import WINDOW, save_causal
 from refusals import refusing
+from slow_cases import slow_except
 from small_checkpoints import draw_weights, undone
 from transformers import (
     AutoModelForCausalLM,
@@ -321,7 +322,7 @@ def whole(folder, texts, tmp_path_factory):
     return choose(open_causal(folder), texts, tmp_path_factory.mktemp("whole") / "out").as_json()
 
 
-@pytest.mark.parametrize("after", [17, *(pytest.param(after, marks=pytest.mark.slow) for after in (0, 1, 9, 30))])
+@pytest.mark.parametrize("after", slow_except((0, 1, 9, 17, 30), 17))
 def test_stopped_anywhere_it_ends_with_the_same(folder, texts, whole, tmp_path, monkeypatch, after):
     kept = Record.keep
     counted: list[tuple] = []
@@ -387,6 +388,7 @@ def test_records_that_cannot_be(folder, texts, tmp_path):
             choose(open_causal(folder), texts, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_caller_s_autocast_decides_nothing(folder, texts, tmp_path):
     plain = choose(open_causal(folder), texts, tmp_path / "plain", trials=2)
     with torch.autocast("cpu", torch.bfloat16):

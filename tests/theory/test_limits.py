@@ -25,6 +25,7 @@ def take(vectors, index):
     return np.take_along_axis(vectors, index[..., None], axis=1)
 
 
+@pytest.mark.slow
 def test_full_attention_solves_a_thousand_instances_exactly():
     """Hard attention in exact rationals, and the softmax layer of this library, next to all distances."""
     for n, d in ((2, 3), (5, 3), (8, 4), (11, 3)):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusing
+from slow_cases import slow_except
 from small_machines import SAMPLES, contents, machines
 
 from asterism.cli.main import main
@@ -64,7 +65,7 @@ def run_samples(attention: str) -> int:
     return checked
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", slow_except(ATTENTIONS, "full"))
 def test_all_samples_on_all_short_words(attention: str):
     """Every step compares state, head, and tape with two interpreters; `simulate` raises at the first difference."""
     assert run_samples(attention) >= 2_000
@@ -75,6 +76,7 @@ def test_drift_for_as_long_as_one_likes():
     assert len(simulate("drift", steps=60, attention="sparse").steps) == 61
 
 
+@pytest.mark.slow
 def test_random_machines():
     """Full and sparse attention over whole runs, some of which end where the machine leaves its tape."""
     counts = {"full": 0, "sparse": 0}

@@ -44,7 +44,12 @@ def long_file(task: str, kind: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("task", "kind"),
-    [("classify", "jsonl"), ("classify", "csv"), ("tag", "conll"), ("tag", "jsonl"), ("qa", "json"), ("qa", "jsonl")],
+    [
+        ("classify", "csv"),
+        ("tag", "conll"),
+        ("qa", "json"),
+        *(pytest.param(task, "jsonl", marks=pytest.mark.slow) for task in ("classify", "tag", "qa")),
+    ],
 )
 def test_a_stopped_prediction_goes_on_to_the_same_bytes(runs, task, kind, tmp_path, monkeypatch):
     run, data = runs[task][0], long_file(task, kind, tmp_path)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from refusals import refusing
 from safetensors.torch import load_file
+from slow_cases import slow_except
 from stopping import at_step
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
@@ -415,9 +416,7 @@ def test_nothing_is_pickled(finished):
 TWINS = [name for name in RECIPES if name.endswith("-tiny") and recipe(name).objective == "mlm"]
 
 
-@pytest.mark.parametrize(
-    "name", [*TWINS[::3], *(pytest.param(one, marks=pytest.mark.slow) for one in TWINS if one not in TWINS[::3])]
-)
+@pytest.mark.parametrize("name", slow_except(TWINS, *TWINS[::3]))
 def test_every_twin_learns(name, texts, tmp_path):
     """A few steps at 128 tokens in the place of 1,024."""
     cut = {"context": 128, "steps": 9, "minutes": None, "warmup_steps": 2, "log_every": 1, "evaluation_bytes": 2000}

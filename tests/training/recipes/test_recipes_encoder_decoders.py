@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow_cases import slow_except
 from torch.utils.flop_counter import FlopCounterMode
 
 from asterism.cli.main import main
@@ -103,9 +104,7 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "name", [name if name == "transformer-tiny" else pytest.param(name, marks=pytest.mark.slow) for name in TWINS]
-)
+@pytest.mark.parametrize("name", slow_except(TWINS, "transformer-tiny"))
 def test_a_twin_takes_a_step_and_is_fine_tuned(name: str, prose: Path, tmp_path: Path) -> None:
     """As the recipe says, but for the data, and as short as can be."""
     config = replace(recipe(name), data=str(prose), tokenizer="bpe:300", steps=1, minutes=None, evaluation_bytes=2_000)

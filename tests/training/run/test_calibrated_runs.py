@@ -61,6 +61,7 @@ def equal(one, two):
     return all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_same_bits_on_a_machine_measured_anew(config, machine, tmp_path):
     machine("cpu")
     train(config, tmp_path / "tiles")

@@ -186,6 +186,7 @@ def test_readers_take_turns_and_those_of_a_row_hold_parts_of_it(alone):
         assert torch.equal(first, tokens[:, :3]) and torch.equal(second, tokens[:, 3:])
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_after_the_same_step_and_one_goes_on(alone, tmp_path):
     config = settings(alone, steps=40, dtype="float32", optimizer="adamw")
     process = launched(2, [*flags(config, tmp_path), "--parallel", "fsdp=2", "--folder", str(tmp_path / "run")])

@@ -16,6 +16,7 @@ import pytest
 import torch
 from refusals import refusing
 from safetensors.torch import load_file, save_file
+from slow_cases import slow_except
 from stopping import at_step
 
 from asterism import files
@@ -393,7 +394,7 @@ def test_a_start_that_is_not_finite_is_refused(config, finished, tmp_path):
 
 
 @needs_preloading
-@pytest.mark.parametrize("what", ("full", "read-only"))
+@pytest.mark.parametrize("what", slow_except(("full", "read-only"), "full"))
 def test_a_disk_that_takes_nothing_is_told_in_a_line_and_the_run_goes_on_later(what, library):
     outcome = faults.preloaded(library, what, "--stride", "79")
     assert outcome["points"] >= 2

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from slow_cases import slow_except
 from small_chats import character_tokenizer, completions, words
 from small_encoders import write_lines
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -30,7 +31,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("lora", [None, "r=4"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_except(MODELS, "ours", "gpt_neox"))
 def test_a_model_is_tuned_packed_and_asked_in_batches(name, lora, tmp_path):
     if lora is not None:
         pytest.importorskip("peft")

@@ -326,6 +326,7 @@ def learned(model, tmp_path_factory):
     return folder / "run", train(config, folder / "run", progress=False)
 
 
+@pytest.mark.slow
 def test_motifs_are_learned(learned):
     folder, report = learned
     assert report.metric == "auc" and report.training_examples == report.training_features == 720
