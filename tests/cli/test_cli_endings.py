@@ -36,7 +36,8 @@ def test_a_signal_while_an_object_is_finalised_is_not_lost(number: signal.Signal
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.slow)],
 )
 def test_signals(run: Run, text_file: Path, tmp_path: Path, number: signal.Signals, code: int, word: str):
     folder = tmp_path / "run"
@@ -148,6 +149,7 @@ def test_a_full_disk_is_one_line():
     assert shell("ASTERISM show 'causal(' -n 4 2>/dev/full") == Result(2, "", "")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_ascii_only():
     lines = shell("ASTERISM show 'causal()' -n 2", PYTHONIOENCODING="ascii").out.splitlines()
     assert lines[1:4] == ["#.", "##", "rows: queries, columns: keys; # may attend, . may not"]
@@ -165,3 +167,10 @@ def test_too_little_memory_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch
     refuses(
         run("show", "causal()", "-n", "4"), 1, r"not enough memory \(Unable to allocate 7\.28 TiB for an array\); ask"
     )
+
+
+def test_python_runs_the_package_as_the_command():
+    told = subprocess.run([sys.executable, "-m", "asterism", "--version"], capture_output=True, text=True)
+    assert (told.returncode, told.stdout[:9]) == (0, "asterism "), told.stderr
+    told = subprocess.run([sys.executable, "-m", "asterism", "shwo"], capture_output=True, text=True)
+    assert (told.returncode, told.stderr[:30]) == (2, "asterism: error: unknown verb "), told.stderr

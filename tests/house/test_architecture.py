@@ -23,6 +23,7 @@ ALLOWED["lazy"] = {"lazy"}
 ALLOWED["labels"] = {"labels"}
 for folder in ("theory", "models", "training"):
     ALLOWED[folder].add("lazy")
+ALLOWED["__main__"] = {"cli"}
 ALLOWED["columns"] = {"columns"}
 ALLOWED["budget"] = {"errors", "budget"}
 ALLOWED["calls"] = {"errors", "lazy", "calls"}
