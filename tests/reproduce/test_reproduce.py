@@ -566,6 +566,13 @@ def test_a_claim_says_in_how_many_seeds_it_is_decided_so():
     assert findings_of(made, Results([*rows, once]))[0].verdict() == "holds"
 
 
+def test_minutes_are_those_of_the_fastest_seed():
+    slow = [{"trial": "net", "seed": seed, "figures": {"minutes": minutes}} for seed, minutes in enumerate((9.0, 4.0))]
+    results = Results([*slow, {"trial": "other", "seed": 0, "figures": {}}])
+    assert (results.fastest("net"), results.shown_minutes("net")) == (4.0, "4.0")
+    assert (results.fastest("other"), results.shown_minutes("other")) == (None, "-")
+
+
 def test_a_claim_is_decided_by_all_its_values():
     values = {"a, 1": 0.25, "b": 0.5}
     assert decided("x", values, lambda of: of["b"] > of["a, 1"], "a {a, 1:.0%}, b {b:.1f}") == Finding(

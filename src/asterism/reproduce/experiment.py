@@ -85,6 +85,15 @@ class Results:
         """Those of every row; of a row that does not say so, 0."""
         return [row["figures"].get("minutes", 0.0) for row in self.rows]
 
+    def fastest(self, trial: str) -> float | None:
+        """The minutes of the fastest seed, which other programs disturbed least, or None if it was not measured."""
+        return min(self.values(trial, "minutes"), default=None)
+
+    def shown_minutes(self, trial: str) -> str:
+        """`fastest`, or `-`."""
+        least = self.fastest(trial)
+        return "-" if least is None else f"{least:.1f}"
+
     def shown(self, trial: str, figure: str, form: str = ".3f") -> str:
         """The mean, with half of the range if there are several seeds; `-` if it was not measured."""
         values = self.values(trial, figure)

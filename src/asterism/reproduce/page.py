@@ -95,7 +95,9 @@ def _how_to_read(findings: Sequence[Finding], table: str) -> str:
     """What the figures of several seeds mean."""
     verdicts = " Means decide; `in 2 of 3 seeds` says how many seeds alone give the same verdict."
     spread = " A ± is half of the range over seeds."
-    return verdicts * any(one.by_seed for one in findings) + spread * ("±" in table)
+    fastest = " Minutes are those of the fastest seed."
+    head, several = table.partition("\n")[0], any(one.by_seed for one in findings)
+    return verdicts * several + spread * ("±" in table) + fastest * (several and "minutes" in head)
 
 
 def _ran(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -240,7 +240,7 @@ def table(task: Arena, results: Results) -> Table:
         (simple, results.shown(simple, "accuracy", ".1%"), "-", "-"),
     ]
     for name in MODELS:
-        minutes = results.shown(name, "minutes", ".1f")
+        minutes = results.shown_minutes(name)
         rows.append((name, results.shown(name, "accuracy", ".1%"), "-", minutes))
     rows += [(name, "-", f"{percent:.1f}%", "-") for name, percent in task.published.items()]
     return Table(("model", "right here", "published", "minutes"), rows)

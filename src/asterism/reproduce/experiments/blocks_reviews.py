@@ -50,7 +50,7 @@ def table(results: Results) -> Table:
     for name, mixers in PATTERNS.items():
         keys = keys_read(mixers[:LAYERS], CONTEXT, LAYERS)
         paper = tuple(f"{of[name]:.1f}" if name in of else "-" for of in (SQUAD, MNLI))
-        right, minutes = results.shown(name, SHORT, ".1%"), results.shown(name, "minutes", ".1f")
+        right, minutes = results.shown(name, SHORT, ".1%"), results.shown_minutes(name)
         rows.append((name, f"{keys:.1f} ({keys / CONTEXT:.1%})", right, *paper, minutes))
     headings = (
         "blocks",

@@ -90,7 +90,7 @@ def picture_trials(scale: Scale) -> Sequence[Training]:
 
 def table(results: Results, kind: str) -> Table:
     """Bits and time, ours and the paper's."""
-    minutes = _fastest(results)
+    minutes = {name: results.fastest(name) for name in PATTERNS}
     rows = []
     for name in PATTERNS:
         bits, seconds = PUBLISHED[kind][name]
@@ -101,15 +101,10 @@ def table(results: Results, kind: str) -> Table:
     return Table(("pattern", "bits per byte", "in the paper", "of dense attention's time", "in the paper"), rows)
 
 
-def _fastest(results: Results) -> dict[str, float | None]:
-    """The least minutes of the seeds: those that other programs disturbed least."""
-    return {name: min(results.values(name, "minutes"), default=None) for name in PATTERNS}
-
-
 def findings(results: Results, kind: str, best: str) -> Sequence[Finding]:
     """The pattern that is best, and the time that both save."""
     bits = {name: results.mean(name, BITS) for name in PATTERNS}
-    minutes = _fastest(results)
+    minutes = {name: results.fastest(name) for name in PATTERNS}
     other = "strided" if best == "fixed" else "fixed"
     return [
         decided(
@@ -143,7 +138,7 @@ def draw(results: Results, kind: str) -> "Figure":
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     here, paper = figure.subplots(1, 2)
-    fastest = _fastest(results)
+    fastest = {name: results.fastest(name) for name in PATTERNS}
     dense = fastest["dense"]
     for number, name in enumerate(PATTERNS):
         bits, seconds = PUBLISHED[kind][name]

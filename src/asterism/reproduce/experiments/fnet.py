@@ -62,7 +62,7 @@ def table(results: Results) -> Table:
     for name in MODELS:
         right, loss = results.shown(name, MASKED, ".1%"), results.shown(name, "validation_masked_loss", ".2f")
         paper = f"{ACCURACY[name]:.0%}" if name in ACCURACY else "-"
-        rows.append((name, right, paper, f"{GLUE[name]:.1f}", loss, results.shown(name, "minutes", ".1f")))
+        rows.append((name, right, paper, f"{GLUE[name]:.1f}", loss, results.shown_minutes(name)))
     return Table(("model", "right here", "in the paper", "GLUE in the paper", "nats per masked token", "minutes"), rows)
 
 

@@ -132,7 +132,7 @@ def table(results: Results) -> Table:
     ]
     for name in names:
         published = f"{PUBLISHED[name]:.2f}" if name in PUBLISHED else "-"
-        rows.append((name, results.shown(name, BITS, ".4f"), published, results.shown(name, "minutes", ".1f")))
+        rows.append((name, results.shown(name, BITS, ".4f"), published, results.shown_minutes(name)))
     return Table(("predicted by", "bits per base here", "in the paper (human)", "minutes"), rows)
 
 
@@ -199,8 +199,9 @@ GENOMICS = Experiment(
         " pattern. The threshold of 0.02 bits is ours.",
         "Masked bits see both sides, so they are comparable with each other, not with those of compressors and"
         " of causal models.",
-        "By the frequencies of tokens a base takes more than the 2 bits of chance, because they also give probability to"
-        " neighbours that would have been merged into one token. Tokens of as many bases drawn by chance take 2.097.",
+        "By the frequencies of tokens a base takes more than the 2 bits of chance, because they also give probability"
+        " to neighbours that would have been merged into one token. Tokens of as many bases drawn by chance take"
+        " 2.097.",
         "Promoters (Table 6) are an experiment of their own. Chromatin (Table 7) was not measured: its data is not at"
         " hand.",
     ),

@@ -141,7 +141,7 @@ def table(results: Results) -> Table:
             name,
             *(results.shown(name, figure) for figure in FIGURES),
             f"{PUBLISHED[name]:.3f}" if name in PUBLISHED else "-",
-            results.shown(name, "minutes", ".1f"),
+            results.shown_minutes(name),
         )
         for name in (*MIXERS, CONVOLUTION, COUNTED, PLACES, CNNPROM)
     ]

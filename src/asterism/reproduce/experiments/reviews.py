@@ -153,7 +153,7 @@ def _gain(results: Results, less: int, more: int, length: str) -> float | None:
 def table(results: Results) -> Table:
     """Accuracy by tokens read and length of reviews; then the paper's."""
     rows = [
-        (name, *(results.shown(name, length, ".1%") for length in WORDS), results.shown(name, "minutes", ".1f"), "-")
+        (name, *(results.shown(name, length, ".1%") for length in WORDS), results.shown_minutes(name), "-")
         for name in (COUNTED, *map(_name, READ))
     ]
     rows += [(name, "-", "-", "-", f"{f1:.1f}") for name, f1 in PUBLISHED.items()]

@@ -110,8 +110,7 @@ def keys(name: str) -> float:
 def table(results: Results) -> Table:
     """Pairs judged right, and the keys of a token."""
     rows = [
-        (name, f"{keys(name):.1f}", results.shown(name, RIGHT, ".1%"), results.shown(name, "minutes", ".1f"))
-        for name in ENCODERS
+        (name, f"{keys(name):.1f}", results.shown(name, RIGHT, ".1%"), results.shown_minutes(name)) for name in ENCODERS
     ]
     rows += [
         (f"no model: {SHARED}", "-", results.shown(SHARED, RIGHT, ".1%"), "-"),

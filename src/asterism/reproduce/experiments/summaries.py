@@ -281,7 +281,7 @@ def table(results: Results) -> Table:
         (
             _shown_name(results, name),
             *(" / ".join(results.shown(name, _of(score, length), ".1f") for score in SCORES) for length in WORDS),
-            results.shown(name, "minutes", ".1f"),
+            results.shown_minutes(name),
         )
         for name in (LEAD, ORACLE, *READ)
     ]
@@ -291,7 +291,7 @@ def table(results: Results) -> Table:
     for name in (SCRAPS, PRETRAINED):
         loss = results.shown(name, "validation_target_loss")
         told = "pretraining 1, pieces of 64 tokens" if name == SCRAPS else "pretraining 2, pieces of 512 tokens"
-        rows.append((f"{told}, {loss} nats for each to restore", "-", "-", results.shown(name, "minutes", ".1f")))
+        rows.append((f"{told}, {loss} nats for each to restore", "-", "-", results.shown_minutes(name)))
     headings = ("read", *(f"{' / '.join(SCORES)}, documents of {length}" for length in WORDS), "minutes")
     return Table(headings, rows)
 
