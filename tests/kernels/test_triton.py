@@ -235,6 +235,7 @@ def test_pieces(count, short_pieces):
     hold(law, triton_cases(), count)
 
 
+@pytest.mark.slow
 def test_pieces_are_merged_in_every_half(short_pieces):
     """Rows and columns of five tiles, in two passes, with grouped heads that have rules of their own."""
     text = "per_head([strided(8) | global_tokens(0), window(left=3) | global_tokens((1, 70))])"

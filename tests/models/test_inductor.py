@@ -36,7 +36,8 @@ def own() -> AsterismForCausalLM:
     return AsterismForCausalLM(AsterismConfig(**SIZES, mixers=TEXT)).eval()
 
 
-@pytest.mark.parametrize("make", [dropped_in, pytest.param(own, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [dropped_in, own])
 @torch.no_grad()
 def test_a_step_with_a_cache(make) -> None:
     """The counters of its layers are inputs of the graph, and leave it one higher."""

@@ -235,6 +235,7 @@ def small(trial: Training) -> Training:
     return replace(trial, config=replace(trial.config, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_small_run_is_scored(tmp_path, monkeypatch):
     pytest.importorskip("rouge_score")  # the extra `seq2seq`
