@@ -32,7 +32,6 @@ def test_commands_print_what_is_shown(capsys: pytest.CaptureFixture[str]):
         assert capsys.readouterr().out == expected
 
 
-@pytest.mark.slow
 @pytest.mark.model
 def test_the_python_prints_what_is_shown():
     namespace: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Which cases of a test wait for `make test-slow`."""
+"""Cases of parametrized tests that only `make test-slow` runs."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def slow_except(cases: Iterable, *quick: object) -> list:
-    """All of the cases, each one argument of a test; those that are not named are slow."""
+    """Return the cases for `parametrize`, all but `quick` marked as slow. Each case is one argument of the test."""
     cases = list(cases)
-    assert all(one in cases for one in quick), "a case that is to run always is none of them"
+    assert all(one in cases for one in quick), "a quick case is not among the cases"
     return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in cases]

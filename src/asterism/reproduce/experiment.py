@@ -90,7 +90,7 @@ class Results:
         return min(self.values(trial, "minutes"), default=None)
 
     def shown_minutes(self, trial: str) -> str:
-        """`fastest`, or `-`."""
+        """The minutes of the fastest seed; `-` if they were not measured."""
         least = self.fastest(trial)
         return "-" if least is None else f"{least:.1f}"
 

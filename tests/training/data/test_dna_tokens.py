@@ -100,6 +100,17 @@ def test_pieces_are_learned_from_what_comes_again_and_are_no_longer_than_sixteen
     assert max(len(token) for token in repeated.get_vocab() if token.isalpha()) == 16
 
 
+def test_frequencies_of_merged_tokens_predict_random_bases_with_more_than_two_bits():
+    """As `genomics` finds for a genome: probability goes to neighbours that would have been merged."""
+    text = "".join(np.random.default_rng(0).choice(list("ACGT"), 100_000))
+    found = {}
+    for name in ("bases", "dna-bpe:300"):
+        (tokens,) = encode(make_tokenizer(name, [text], 64), [text])
+        counts = np.bincount(tokens)[np.unique(tokens)]
+        found[name] = float(counts @ -np.log2(counts / len(tokens))) / len(text)
+    assert abs(found["bases"] - 2) < 0.001 and 2.05 < found["dna-bpe:300"] < 2.15
+
+
 def test_what_is_learned_from_is_cut_and_ends(monkeypatch):
     monkeypatch.setattr(dna_tokens, "_SENTENCE", 10)
     monkeypatch.setattr(dna_tokens, "LEARNED_FROM", 25)

@@ -99,7 +99,7 @@ def test_numbers_that_do_not_fit_are_refused(config):
         RunConfig(seed=2**63)
     with refusing(ConfigurationError, "number-too-large", "model.hidden_size"):
         RunConfig(model=ModelConfig(hidden_size=10**23))
-    with refusing(ConfigurationError, "number-too-large", "learning_rate must be at most 1e30, got 1e+308"):
+    with refusing(ConfigurationError, "number-too-large", "learning_rate must be at most 1e+30, got 1e+308"):
         replace(config, learning_rate=1e308)
     assert replace(config, learning_rate=1e30).learning_rate == 1e30  # which training stops, if it must
 

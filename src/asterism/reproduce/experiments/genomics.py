@@ -199,9 +199,8 @@ GENOMICS = Experiment(
         " pattern. The threshold of 0.02 bits is ours.",
         "Masked bits see both sides, so they are comparable with each other, not with those of compressors and"
         " of causal models.",
-        "By the frequencies of tokens a base takes more than the 2 bits of chance, because they also give probability"
-        " to neighbours that would have been merged into one token. Tokens of as many bases drawn by chance take"
-        " 2.097.",
+        "The frequencies of tokens predict a base with more than the 2 bits of chance, because they also give"
+        " probability to neighbours that the tokenizer would have merged. Random bases show the same.",
         "Promoters (Table 6) are an experiment of their own. Chromatin (Table 7) was not measured: its data is not at"
         " hand.",
     ),

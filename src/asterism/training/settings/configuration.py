@@ -136,9 +136,7 @@ class TrainingConfig:
             self._require(one.name, is_like, f"must be {_TYPES[kinds[0]]}{' or None' * (NoneType in parts)}")
 
     def _refuse_extremes(self) -> None:
-        """Refuse numbers that JSON, 64 bits or the sums of an optimizer in float32 cannot hold. They would stop the run
-        halfway.
-        """
+        """Refuse numbers that overflow in JSON, 64 bits, or an optimizer in float32, and would stop the run halfway."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(model := numbers.get("model"), ModelConfig):
             numbers |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
@@ -147,15 +145,11 @@ class TrainingConfig:
                 continue
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigurationError("not-finite", f"run configuration: {name}={value!r} must be finite")
-            if isinstance(value, float):
-                most, largest = 1e30, "1e30"
-            else:
-                most = 2**63 - 1 if name == "seed" else 2**31 - 1
-                largest = f"{most:,}"
-            if abs(value) > most:
+            largest = 1e30 if isinstance(value, float) else 2**63 - 1 if name == "seed" else 2**31 - 1
+            if abs(value) > largest:
                 given = f"{value:.4g}" if abs(value) < 2**256 else shown(value)
                 raise ConfigurationError(
-                    "number-too-large", f"run configuration: {name} must be at most {largest}, got {given}"
+                    "number-too-large", f"run configuration: {name} must be at most {largest:,}, got {given}"
                 )
 
     @property
